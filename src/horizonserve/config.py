@@ -1,0 +1,216 @@
+"""Settings: one frozen model, the same names in every place a user can write them.
+
+A field ``slo_t2a_ms`` is ``HORIZON_SLO_T2A_MS`` in the environment, ``slo_t2a_ms:`` in the YAML
+file that ``HORIZON_CONFIG`` names, ``{"horizon": {"slo_t2a_ms": ...}}`` in a stage's
+``additional_config``, and ``slo_t2a_ms=...`` for ``horizonserve policy set``. Precedence, first
+wins: live record > ``additional_config`` > environment > YAML file > built-in default.
+``--scheduler`` sets ``HORIZON_SCHEDULER`` and so counts as environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from horizonserve.slo import Output, RequestClass
+
+ENV_PREFIX: Final = "HORIZON_"
+ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
+
+SchedulerName = Literal["default", "edf", "horizon"]
+SCHEDULERS: Final[tuple[SchedulerName, ...]] = ("default", "edf", "horizon")
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message names the field, the value and what would be right."""
+
+
+def _not_a_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Ms = Annotated[float, BeforeValidator(_not_a_bool), Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_not_a_bool), Field(ge=1)]
+
+#: First-response targets (ms) of a class for which nothing was set or profiled.
+DEFAULT_SLO_MS: Final = {Output.TEXT: 1_000.0, Output.AUDIO: 10_000.0, Output.IMAGE: 30_000.0}
+
+
+class Settings(BaseSettings):
+    """Everything the scheduler can be told. Times are in the unit their name ends with."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    scheduler: SchedulerName = "default"
+
+    # First-response targets, per output modality and per class; the class wins.
+    slo_text_ms: Ms | None = None
+    slo_audio_ms: Ms | None = None
+    slo_image_ms: Ms | None = None
+    slo_t2t_ms: Ms | None = None
+    slo_a2t_ms: Ms | None = None
+    slo_i2t_ms: Ms | None = None
+    slo_v2t_ms: Ms | None = None
+    slo_t2a_ms: Ms | None = None
+    slo_a2a_ms: Ms | None = None
+    slo_i2a_ms: Ms | None = None
+    slo_v2a_ms: Ms | None = None
+    slo_t2i_ms: Ms | None = None
+    slo_i2i_ms: Ms | None = None
+
+    #: Estimated solo time to first response per class; without one, SLO / ``slo_multiple``.
+    estimate_ms: dict[RequestClass, Ms] = {}
+    #: m of SLO(class) = m x solo p95 (HorizonServe 6.1).
+    slo_multiple: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 5.0
+
+    #: N:M rotation between the short and the long path (HorizonServe 4.3).
+    rotation: bool = True
+    #: Requests with slack ratio below ``u_guard`` are exempt from rotation and cap.
+    slack_guard: bool = True
+    u_guard: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    #: A request whose deadline has passed keeps its protection, or goes behind the others.
+    lost: Literal["demote", "protect"] = "demote"
+    #: Upper bound on ordinary long-path requests in the shared stage.
+    long_cap: bool = True
+    #: The bound itself; without one, half of the usable slots.
+    long_cap_requests: Count | None = None
+    #: No path's first waiting request is held back for longer than this.
+    max_hide_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 5.0
+
+    #: Usable slots of the shared stage; at most, and by default, its ``max_num_seqs``.
+    slots: Count | None = None
+    #: Tokens per step; at most, and by default, the stage's ``max_num_batched_tokens``.
+    token_budget: Count | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # ``load`` merges the sources itself, because a user is told where a value came from.
+        return (init_settings,)
+
+    def slo_ms(self, request_class: RequestClass) -> float:
+        """First-response target of the class."""
+        return self._slo(request_class)[0]
+
+    def slo_field(self, request_class: RequestClass) -> str | None:
+        """The field that decided ``slo_ms``; None when it is the built-in default."""
+        return self._slo(request_class)[1]
+
+    def _slo(self, request_class: RequestClass) -> tuple[float, str | None]:
+        for field in (f"slo_{request_class.value}_ms", f"slo_{request_class.output.value}_ms"):
+            if (value := getattr(self, field)) is not None:
+                return value, field
+        return DEFAULT_SLO_MS[request_class.output], None
+
+    def estimated_ms(self, request_class: RequestClass) -> float:
+        """Estimated time from the shared stage's first step to the first response."""
+        return self.estimate_ms.get(request_class) or self.slo_ms(request_class) / self.slo_multiple
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """A copy with some fields replaced, validated like any other input.
+
+        Raises:
+            ConfigError: an unknown field or a bad value.
+        """
+        return _validated({**self.model_dump(exclude_unset=True), **changes}, str)
+
+
+def _env(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
+            continue
+        field = name.removeprefix(ENV_PREFIX).lower()
+        # A dictionary is written as in YAML: HORIZON_ESTIMATE_MS='{t2t: 80}'.
+        values[field] = yaml.safe_load(text) if field == "estimate_ms" else text
+    return values
+
+
+def _file(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(FilePath(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{ENV_CONFIG_FILE}={path!r}: cannot be read as YAML ({error}); name a readable file"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{ENV_CONFIG_FILE}={path!r}: must hold a mapping of settings, such as"
+            " `slo_text_ms: 800`"
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def load(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """Settings from overrides, environment and file, and where each set field came from.
+
+    Raises:
+        ConfigError: names the field as its source spells it, the value and what would be right.
+    """
+    environ = os.environ if environ is None else environ
+    path = environ.get(ENV_CONFIG_FILE)
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        (f"file {path}", _file(path) if path else {}),
+        ("environment", _env(environ)),
+        ("additional_config", overrides or {}),
+    )
+    for source, values in layers:
+        merged.update(values)
+        sources.update(dict.fromkeys(values, source))
+
+    def spelled(field: str) -> str:
+        source = sources.get(field, "")
+        return f"{ENV_PREFIX}{field.upper()}" if source == "environment" else f"{field} ({source})"
+
+    return _validated(merged, spelled), sources
+
+
+def _validated(values: Mapping[str, Any], spelled: Any) -> Settings:
+    for field in values:
+        if field not in Settings.model_fields:
+            close = difflib.get_close_matches(field, Settings.model_fields, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "remove it"
+            raise ConfigError(f"{spelled(field)}={values[field]!r}: unknown setting; {remedy}")
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        inner = "".join(f".{part}" for part in first["loc"][1:] if part in RequestClass)
+        raise ConfigError(
+            f"{spelled(field)}{inner}={first['input']!r}: {first['msg']}; {_remedy(field)}"
+        ) from error
+
+
+def _remedy(field: str) -> str:
+    if field.endswith("_ms"):
+        return "give a finite number of milliseconds above 0, such as 800"
+    if field.endswith("_s"):
+        return "give a number of seconds above 0 and at most 60, such as 5"
+    choices = {"scheduler": "default, edf or horizon", "lost": "demote or protect"}
+    if field in choices:
+        return f"give {choices[field]}"
+    annotation = Settings.model_fields[field].annotation
+    if annotation is bool:
+        return "give on or off"
+    return "give a finite number above 0"

@@ -1,0 +1,1 @@
+"""Scheduling policies: plain data in, plain data out; time is an argument."""

@@ -1,0 +1,1 @@
+"""Seeded request traces, without any engine."""
