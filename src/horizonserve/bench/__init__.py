@@ -1,0 +1,1 @@
+"""Load on a real server: start it, play traces against it, compare policies on it."""
