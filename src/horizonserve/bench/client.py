@@ -1,0 +1,226 @@
+"""One streaming chat request, with the times at which its answer arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from horizonserve.bench.result import Result, Status
+from horizonserve.bench.server import MODEL_NAME
+from horizonserve.slo import Output
+from horizonserve.workload import Item
+from horizonserve.workload.prompt import prompt
+
+#: An audio answer of several minutes is one line of this stream.
+_LONGEST_LINE_BYTES: Final = 256 * 1024 * 1024
+_CONNECT_LIMIT_S: Final = 30.0
+
+
+class BadAnswerError(Exception):
+    """The server said no, or what it said makes no sense."""
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session without a limit on connections: the load is open loop."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_LIMIT_S),
+        trust_env=False,
+    )
+
+
+def body(item: Item) -> dict[str, Any]:
+    """The chat request of an item, as JSON data."""
+    media = _media(item)
+    text = prompt(item.prompt_words, item.seed)
+    content = [*media, {"type": "text", "text": text}] if media else text
+    return {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": content}],
+        # Without it a request is answered in every modality, and so is a long one.
+        "modalities": [item.request_class.output.value],
+        "max_tokens": item.output_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _media(item: Item) -> list[dict[str, Any]]:
+    if not (item.audio_ms or item.image_px):
+        return []
+    # Only here, so that text needs nothing of the models package.
+    from horizonserve.models import inputs
+
+    if item.video_frames:
+        url = inputs.video_data_url(item.video_frames, item.image_px, item.seed)
+        return [{"type": "video_url", "video_url": {"url": url}}]
+    if item.image_px:
+        url = inputs.image_data_url(item.image_px, item.seed)
+        return [{"type": "image_url", "image_url": {"url": url}}]
+    url = inputs.audio_data_url(item.audio_ms / 1_000, item.seed)
+    return [{"type": "audio_url", "audio_url": {"url": url}}]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has arrived so far; times on the monotonic clock."""
+
+    output: Output
+    first_at_s: float | None = None
+    last_token_at_s: float | None = None
+    text_chunks: int = 0
+    counted_tokens: int | None = None
+    finished: bool = False
+    #: An image is a first response only when it is complete.
+    image_seen: bool = field(default=False)
+
+    def take(self, chunk: dict[str, Any], now_s: float) -> None:
+        if error := chunk.get("error"):
+            raise BadAnswerError(f"error in the stream: {_message(error)}")
+        if usage := chunk.get("usage"):
+            # Audio chunks carry a count of 0, which says nothing.
+            self.counted_tokens = int(usage.get("completion_tokens") or 0) or self.counted_tokens
+        modality = chunk.get("modality") or Output.TEXT.value
+        for choice in chunk["choices"]:
+            if choice.get("finish_reason") is not None:
+                self.finished = True
+            if (choice.get("delta") or {}).get("content"):
+                self._content(modality, now_s)
+
+    def _content(self, modality: str, now_s: float) -> None:
+        if modality == Output.TEXT:
+            self.text_chunks += 1
+            self.last_token_at_s = now_s
+        if modality != self.output:
+            return
+        if self.output is Output.IMAGE:
+            self.image_seen = True
+        elif self.first_at_s is None:
+            self.first_at_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """The stream ended; it must have been a whole answer."""
+        if self.image_seen:
+            self.first_at_s = now_s
+        if self.first_at_s is None:
+            raise BadAnswerError(f"the stream ended without {self.output.value}")
+        if not self.finished:
+            raise BadAnswerError("the stream ended in the middle of the answer")
+
+    def tokens(self) -> int:
+        return self.counted_tokens or self.text_chunks
+
+    def tpot_s(self) -> float | None:
+        tokens = self.tokens()
+        if self.output is not Output.TEXT or tokens < 2 or self.first_at_s is None:
+            return None
+        assert self.last_token_at_s is not None
+        return (self.last_token_at_s - self.first_at_s) / (tokens - 1)
+
+
+def _message(error: Any) -> str:
+    text = error.get("message") if isinstance(error, dict) else error
+    return str(text)[:300]
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+    """The chunks of an event stream up to its end mark.
+
+    Raises:
+        BadAnswerError: not such a stream, or it was cut short.
+    """
+    async for line in _lines(response):
+        if not line.startswith(b"data:"):
+            continue  # comments and keep-alives
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        try:
+            yield json.loads(data)
+        except ValueError as error:
+            raise BadAnswerError(f"malformed chunk {data[:80]!r} ({error})") from error
+    raise BadAnswerError("the server hung up before the end of the stream")
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    # Our own splitting: the reader of aiohttp limits a line to 128 KiB, and audio is longer.
+    parts: list[bytes] = []
+    size = 0
+    async for block in response.content.iter_any():
+        *whole, rest = block.split(b"\n")
+        for piece in whole:
+            yield b"".join([*parts, piece])
+            parts, size = [], 0
+        parts.append(rest)
+        size += len(rest)
+        if size > _LONGEST_LINE_BYTES:
+            raise BadAnswerError(f"a line of more than {_LONGEST_LINE_BYTES} bytes")
+    yield b"".join(parts)
+
+
+async def send(
+    session: aiohttp.ClientSession,
+    url: str,
+    item: Item,
+    *,
+    index: int,
+    scheduled_s: float,
+    limit_s: float,
+    payload: dict[str, Any] | None = None,
+) -> Result:
+    """Send an item and follow its answer; returns a result in every case but cancellation too.
+
+    ``scheduled_s`` is when it should have been sent, on the monotonic clock. Cancelling the call
+    hangs up, which the server takes as an abort, and gives a result with ``Status.CUT``.
+    """
+    answer = _Answer(item.request_class.output)
+    sent_s = time.monotonic()
+    status, error = Status.OK, ""
+    try:
+        async with asyncio.timeout_at(
+            asyncio.get_running_loop().time() + limit_s - (sent_s - scheduled_s)
+        ):
+            await _follow(session, url, payload or body(item), answer)
+    except asyncio.CancelledError:
+        status = Status.CUT
+    except TimeoutError:
+        status, error = Status.TIMEOUT, f"no end within {limit_s:g} s"
+    except BadAnswerError as raised:
+        status, error = Status.FAILED, str(raised)
+    except (aiohttp.ClientError, OSError) as raised:
+        status, error = Status.FAILED, f"{type(raised).__name__}: {raised}"
+    first_s = None if answer.first_at_s is None else answer.first_at_s - scheduled_s
+    return Result(
+        index=index,
+        request_class=item.request_class,
+        at_s=item.at_s,
+        status=status,
+        first_s=first_s,
+        end_s=time.monotonic() - scheduled_s,
+        tokens=answer.tokens(),
+        tpot_s=answer.tpot_s() if status is Status.OK else None,
+        late_s=sent_s - scheduled_s,
+        error=error[:300],
+    )
+
+
+async def _follow(
+    session: aiohttp.ClientSession, url: str, payload: dict[str, Any], answer: _Answer
+) -> None:
+    async with session.post(f"{url}/v1/chat/completions", json=payload) as response:
+        if response.status != 200:
+            text = (await response.content.read(2_000)).decode(errors="replace")
+            raise BadAnswerError(f"HTTP {response.status}: {text[:200]}")
+        async for chunk in _chunks(response):
+            try:
+                answer.take(chunk, time.monotonic())
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                text = str(chunk)[:80]
+                raise BadAnswerError(f"malformed chunk {text} ({error})") from error
+    answer.end(time.monotonic())

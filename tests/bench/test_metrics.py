@@ -1,0 +1,121 @@
+"""Metrics and intervals on examples worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from horizonserve.bench.intervals import paired_ratio, t_interval, wilson
+from horizonserve.bench.metrics import Attainment, attainment, by_block, met, quantile, report
+from horizonserve.bench.result import Result, Status
+from horizonserve.slo import RequestClass
+
+T2T, T2A = RequestClass.T2T, RequestClass.T2A
+SLO_S = {T2T: 1.0, T2A: 10.0}
+
+
+def result(
+    status: Status = Status.OK,
+    first_s: float | None = 0.5,
+    end_s: float = 2.0,
+    request_class: RequestClass = T2T,
+    at_s: float = 0.0,
+    tpot_s: float | None = None,
+) -> Result:
+    return Result(0, request_class, at_s, status, first_s, end_s, tpot_s=tpot_s)
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (result(first_s=1.0), True),
+        (result(first_s=1.01), False),
+        (result(Status.FAILED, None, 0.1), False),
+        # In time at first, but the user never got the whole answer.
+        (result(Status.FAILED, 0.5), False),
+        (result(Status.TIMEOUT, 0.5), False),
+        (result(Status.CUT, 0.5, 0.8), True),
+        (result(Status.CUT, 1.5, 1.8), False),
+        (result(Status.CUT, None, 0.9), None),
+        (result(Status.CUT, None, 1.1), False),
+    ],
+)
+def test_met(one: Result, expected: bool | None) -> None:
+    assert met(one, 1.0) is expected
+
+
+def test_attainment_counts_failures_and_leaves_out_the_undecided() -> None:
+    results = [
+        result(),
+        result(first_s=3.0, end_s=4.0),
+        result(Status.FAILED, None),
+        result(Status.CUT, None, 0.2),
+        result(first_s=9.0, end_s=9.0, request_class=T2A),
+    ]
+    assert attainment(results, SLO_S) == Attainment(2, 4)
+    by_class = report(results, SLO_S)
+    assert list(by_class) == [T2T, T2A, None]
+    assert by_class[T2T].attainment == Attainment(1, 3)
+    # Completed only: the failure is not seen.
+    assert by_class[T2T].completed == Attainment(1, 2)
+    assert by_class[None].undecided == 1 and by_class[None].failed == 1
+    assert by_class[T2A].attainment.value == 1.0
+
+
+def test_first_response_quantiles_count_the_age_of_what_never_came() -> None:
+    results = [result(first_s=0.5), result(Status.CUT, None, 4.5), result(Status.CUT, None, 0.1)]
+    assert report(results, SLO_S)[T2T].first_p50_s == pytest.approx(2.5)
+    assert quantile([], 0.5) is None
+
+
+def test_tpot_is_of_those_that_have_one() -> None:
+    results = [result(tpot_s=0.03), result(tpot_s=0.05), result()]
+    assert report(results, SLO_S)[None].tpot_p50_s == pytest.approx(0.04)
+
+
+def test_wilson_against_published_values() -> None:
+    # Newcombe 1998, table I: 81 of 263 -> 0.2553 to 0.3662; 0 of 20 -> 0 to 0.1611.
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_t_interval_by_hand() -> None:
+    # Mean 0.5, s 0.1, half = 4.303 x 0.1 / sqrt(3) = 0.2484.
+    assert t_interval([0.4, 0.5, 0.6]) == pytest.approx((0.2516, 0.7484), abs=1e-3)
+    assert t_interval([0.0, 1.0]) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="1 runs"):
+        t_interval([0.5])
+
+
+def test_paired_ratio_of_the_same_runs_is_exactly_one() -> None:
+    blocks = {0: Attainment(3, 10), 1: Attainment(9, 10), 2: Attainment(1, 10)}
+    assert paired_ratio([(blocks, blocks)]) == (1.0, (1.0, 1.0))
+
+
+def test_paired_ratio_by_hand() -> None:
+    twice = {0: Attainment(8, 10), 1: Attainment(4, 10)}
+    once = {0: Attainment(4, 10), 1: Attainment(2, 10)}
+    # Every resample keeps the ratio of 2: the pairing takes the blocks' own spread out.
+    ratio, (low, high) = paired_ratio([(twice, once), (once, {0: Attainment(2, 10)})])
+    assert ratio == pytest.approx((18 / 40) / (8 / 30))
+    assert low <= ratio <= high
+    same = paired_ratio([(twice, once)])
+    assert same[0] == pytest.approx(2.0) and same[1] == pytest.approx((2.0, 2.0))
+
+
+def test_paired_ratio_with_nothing_kept() -> None:
+    some, none = {0: Attainment(1, 2)}, {0: Attainment(0, 2)}
+    assert paired_ratio([(some, none)]) == (math.inf, (math.inf, math.inf))
+    assert math.isnan(paired_ratio([(none, none)])[0])
+
+
+def test_by_block() -> None:
+    results = [result(at_s=0.0), result(at_s=9.9, first_s=5.0), result(at_s=10.0)]
+    assert by_block(results, SLO_S, 10.0) == {0: Attainment(1, 2), 1: Attainment(1, 1)}
+
+
+def test_a_result_survives_its_json() -> None:
+    one = result(tpot_s=0.03)
+    assert Result.from_json(one.to_json()) == one
