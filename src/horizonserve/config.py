@@ -196,7 +196,7 @@ def _validated(values: Mapping[str, Any], spelled: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
-        inner = "".join(f".{part}" for part in first["loc"][1:] if part in RequestClass)
+        inner = "".join(f".{part}" for part in first["loc"][1:] if isinstance(part, str))
         raise ConfigError(
             f"{spelled(field)}{inner}={first['input']!r}: {first['msg']}; {_remedy(field)}"
         ) from error

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
-
 from horizonserve.policy.slack import Ticket
+from horizonserve.policy.waiting import Waiting
 
 
-def earliest_deadline_first(waiting: Sequence[Ticket]) -> list[Ticket]:
-    """The waiting groups by deadline; equal deadlines keep their order."""
-    return sorted(waiting, key=attrgetter("deadline_s"))
+def earliest_deadline_first(waiting: Waiting, limit: int) -> list[Ticket]:
+    """The first ``limit`` waiting groups by deadline."""
+    return waiting.everything().first(limit)

@@ -1,0 +1,120 @@
+"""The waiting groups, kept in deadline order so that a step looks at few of them.
+
+Groups with the same path and the same estimate share a line. Within a line the deadline decides
+both who is lost and who is protected, so each kind is one run of the line, found by bisection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import NamedTuple
+
+from horizonserve.policy.slack import Ticket
+from horizonserve.slo import Path
+
+_deadline = attrgetter("deadline_s")
+
+
+class Runs(list[tuple[list[Ticket], int, int]]):
+    """Some of the waiting groups: runs [start, stop) of lines."""
+
+    @property
+    def size(self) -> int:
+        return sum(stop - start for _, start, stop in self)
+
+    def first(self, limit: int) -> list[Ticket]:
+        """The first ``limit`` groups by deadline; equal deadlines keep their line's order."""
+        if limit <= 0 or not self:
+            return []
+        if len(self) == 1:
+            line, start, stop = self[0]
+            return line[start : min(stop, start + limit)]
+        head: list[Ticket] = []
+        for line, start, stop in self:
+            head += line[start : min(stop, start + limit)]
+        head.sort(key=_deadline)
+        return head[:limit]
+
+
+class Kinds(NamedTuple):
+    """The waiting groups of one path by what the slack says of them (policy/view.py)."""
+
+    protected: Runs
+    ordinary: Runs
+    lost: Runs
+
+    @property
+    def size(self) -> int:
+        """How many groups of the path wait."""
+        return self.protected.size + self.ordinary.size + self.lost.size
+
+
+class _Line:
+    """Groups of one path and one estimate, by deadline."""
+
+    __slots__ = ("deadlines_s", "tickets")
+
+    def __init__(self) -> None:
+        self.deadlines_s: list[float] = []
+        self.tickets: list[Ticket] = []
+
+    def add(self, ticket: Ticket) -> None:
+        at = bisect_right(self.deadlines_s, ticket.deadline_s)
+        self.deadlines_s.insert(at, ticket.deadline_s)
+        self.tickets.insert(at, ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        at = self.tickets.index(ticket, bisect_left(self.deadlines_s, ticket.deadline_s))
+        del self.deadlines_s[at], self.tickets[at]
+
+
+class Waiting:
+    """The groups that wait for their first step."""
+
+    def __init__(self, tickets: Iterable[Ticket] = ()) -> None:
+        self._lines: dict[tuple[Path, float], _Line] = {}
+        for ticket in tickets:
+            self.add(ticket)
+
+    def __len__(self) -> int:
+        return sum(len(line.tickets) for line in self._lines.values())
+
+    def add(self, ticket: Ticket) -> None:
+        key = ticket.path, ticket.estimate_s
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line()
+        line.add(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Raises ValueError or KeyError when the group does not wait."""
+        key = ticket.path, ticket.estimate_s
+        line = self._lines[key]
+        line.remove(ticket)
+        if not line.tickets:
+            del self._lines[key]
+
+    def everything(self) -> Runs:
+        return Runs((line.tickets, 0, len(line.tickets)) for line in self._lines.values())
+
+    def kinds(self, path: Path, now_s: float, u_guard: float, demote_lost: bool) -> Kinds:
+        """Split a path's groups; ``u_guard`` of minus infinity protects nobody."""
+        kinds = Kinds(Runs(), Runs(), Runs())
+        for (line_path, estimate_s), line in self._lines.items():
+            if line_path is not path:
+                continue
+            deadlines_s, tickets = line.deadlines_s, line.tickets
+            end = len(tickets)
+            lost = bisect_left(deadlines_s, now_s) if demote_lost else 0
+            # protected iff (d - t) / r < u_guard, that is d < t + u_guard r
+            guarded = bisect_left(deadlines_s, now_s + u_guard * estimate_s, lost)
+            for runs, start, stop in (
+                (kinds.lost, 0, lost),
+                (kinds.protected, lost, guarded),
+                (kinds.ordinary, guarded, end),
+            ):
+                if start < stop:
+                    runs.append((tickets, start, stop))
+        return kinds

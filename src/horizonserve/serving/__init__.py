@@ -1,0 +1,1 @@
+"""The vLLM-Omni adapter: the only package that imports the engine."""

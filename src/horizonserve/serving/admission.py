@@ -1,0 +1,124 @@
+"""From a vLLM request to a policy ticket, once, when the request enters the shared stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from vllm.logger import init_logger
+
+from horizonserve.config import Settings
+from horizonserve.policy.slack import Ticket
+from horizonserve.serving.hints import NO_HINTS, HintError, Hints, parse
+from horizonserve.slo import OUTPUT_OF_PRIORITY, Output, Path, RequestClass, class_of
+
+logger = init_logger(f"vllm.{__name__}")
+
+# ``arrival_time`` is wall time of another process; beyond this it is a stepped clock or a test.
+MAX_QUEUED_S: Final = 600.0
+
+
+class Admission:
+    """Classifies requests and stamps their deadlines.
+
+    - Path: short iff the final stage is stage 0 and no KV transfer is forced.
+    - Class: the client's hint, else its priority, else the inputs and the final stage's output.
+    - Deadline: arrival + SLO, on the monotonic clock.
+    - A companion (``parent`` + suffix) shares its parent's ticket.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        final_outputs: Mapping[int, Output],
+        decode: Callable[[Any], dict[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``final_outputs``: stage id -> what it gives the user; ``decode``: payload -> dict."""
+        self._final_outputs = final_outputs
+        self._long_output = next(
+            (output for output in final_outputs.values() if output is not Output.TEXT),
+            Output.AUDIO,
+        )
+        self._decode = decode
+        self._clock = clock
+        self._warned = False
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Apply these settings to requests that enter from now on."""
+        self._slo_s = {c: settings.slo_ms(c) / 1e3 for c in RequestClass}
+        self._estimate_s = {c: settings.estimated_ms(c) / 1e3 for c in RequestClass}
+
+    def admit(self, request: Any, present: Mapping[str, Any]) -> Ticket:
+        """Give a request its ticket, ``request.horizonserve_ticket``, and return it.
+
+        Args:
+            request: a vLLM ``Request``; an ``OmniRequest`` where the stage is part of a pipeline.
+            present: the requests in the scheduler by id, among which a companion's parent is.
+        """
+        hints = self._hints(request)
+        if hints.priority is not None:
+            # The front end of vLLM-Omni 0.30 drops the body's priority; ours sends it as a hint.
+            request.priority = hints.priority
+        request.horizonserve_ticket = ticket = self._ticket(request, hints, present)
+        return ticket
+
+    def _ticket(self, request: Any, hints: Hints, present: Mapping[str, Any]) -> Ticket:
+        payload = getattr(request, "additional_information", None)
+        info = self._decode(payload) if payload is not None else {}
+        final_stage = info.get("omni_final_stage_id", 0)
+        companion = bool(info.get("omni_force_kv_transfer"))
+        if companion and (parent := _parent(request.request_id, present)) is not None:
+            shared: Ticket = present[parent].horizonserve_ticket
+            return shared
+        path = Path.LONG if companion or final_stage != 0 else Path.SHORT
+        request_class = hints.slo_class or self._class_of(request, path, final_stage, hints)
+        now_s = self._clock()
+        queued_s = time.time() - request.arrival_time
+        arrival_s = now_s - queued_s if 0 <= queued_s <= MAX_QUEUED_S else now_s
+        slo_s = self._slo_s[request_class] if hints.slo_ms is None else hints.slo_ms / 1e3
+        return Ticket(
+            group=request.request_id,
+            request_class=request_class,
+            path=path,
+            arrival_s=arrival_s,
+            deadline_s=arrival_s + slo_s,
+            estimate_s=self._estimate_s[request_class],
+        )
+
+    def _hints(self, request: Any) -> Hints:
+        params = request.sampling_params
+        arguments = params.extra_args if params is not None else None
+        if not arguments:
+            return NO_HINTS
+        try:
+            return parse(arguments)
+        except HintError as error:
+            # The front end answers 400 where it can; a request that came another way is served
+            # under its class's default, because a hint must never cost a stage its life.
+            if not self._warned:
+                self._warned = True
+                logger.warning("request %s: ignored hint %s", request.request_id, error)
+            return NO_HINTS
+
+    def _class_of(self, request: Any, path: Path, final_stage: int, hints: Hints) -> RequestClass:
+        priority = hints.priority if hints.priority is not None else request.priority or None
+        output = OUTPUT_OF_PRIORITY.get(priority) if priority is not None else None
+        if output is None:
+            output = (
+                Output.TEXT
+                if path is Path.SHORT
+                else self._final_outputs.get(final_stage, self._long_output)
+            )
+            if path is Path.LONG and output is Output.TEXT:  # a companion, stamped as stage 0
+                output = self._long_output
+        features = request.mm_features
+        return class_of((f.modality for f in features) if features else (), output)
+
+
+def _parent(companion: str, present: Iterable[str]) -> str | None:
+    """The longest other id that a companion's id extends; None when it came alone."""
+    parents = [name for name in present if companion.startswith(name) and name != companion]
+    return max(parents, key=len, default=None)

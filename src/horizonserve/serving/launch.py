@@ -1,0 +1,98 @@
+"""How ``--scheduler`` gets onto the command line and from there into the shared stage."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from horizonserve.config import ENV_PREFIX, SCHEDULERS, ConfigError, load
+from horizonserve.serving import compat
+
+ENV_SCHEDULER: Final = f"{ENV_PREFIX}SCHEDULER"
+PLAIN_SCHEDULER: Final = "horizonserve.serving.plain.scheduler"
+
+_HELP: Final = (
+    "Scheduler of the shared stage: the stock one, earliest first-response deadline first, or"
+    " HorizonServe. Defaults to HORIZON_SCHEDULER, the file HORIZON_CONFIG names, or 'default'."
+)
+
+
+def add_flag() -> None:
+    """Make vLLM's engine arguments include ``--scheduler``, for this process's parser."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    stock = EngineArgs.add_cli_args
+
+    def add_cli_args(parser: Any) -> Any:
+        parser = stock(parser)
+        group = parser.add_argument_group("HorizonServe", "Latency promises on one GPU")
+        group.add_argument("--scheduler", choices=SCHEDULERS, default=None, help=_HELP)
+        return parser
+
+    EngineArgs.add_cli_args = staticmethod(add_cli_args)
+    _wrap_validate("vllm_omni.entrypoints.cli.serve", "OmniServeCommand", _enable_omni)
+    _wrap_validate("vllm.entrypoints.cli.serve", "ServeSubcommand", _enable_plain)
+
+
+def _wrap_validate(module: str, command: str, enable: Callable[[Any], None]) -> None:
+    # The command whose parser is being built has its module loaded; the other is not wanted.
+    if module not in sys.modules:
+        return
+    cls = getattr(sys.modules[module], command, None)
+    if cls is None:
+        return
+    stock = cls.validate
+
+    def validate(self: Any, args: Any) -> None:
+        chosen = _take_flag(args)
+        stock(self, args)
+        if chosen is not None:
+            os.environ[ENV_SCHEDULER] = chosen  # stage and API processes are children
+        try:
+            settings, _ = load()
+        except ConfigError as error:
+            sys.exit(f"horizonserve: {error}")
+        if settings.scheduler != "default":
+            enable(args)
+
+    cls.validate = validate
+
+
+def _take_flag(args: Any) -> str | None:
+    """Remove ``scheduler`` from the arguments: an engine or a diffusion stage would refuse it."""
+    for name in ("explicit_keys", "_cli_explicit_keys"):
+        explicit = getattr(args, name, None)
+        if explicit and "scheduler" in explicit:
+            setattr(args, name, type(explicit)(set(explicit) - {"scheduler"}))
+    chosen: str | None = vars(args).pop("scheduler", None)
+    return chosen
+
+
+def _enable_omni(args: Any) -> None:
+    from horizonserve.serving import front_end, pipelines
+
+    compat.require(compat.LAUNCH)
+    pipelines.install()
+    front_end.install()
+
+
+def _enable_plain(args: Any) -> None:
+    if args.scheduler_cls is not None:
+        sys.exit(
+            f"horizonserve: --scheduler-cls={args.scheduler_cls!r} and --scheduler exclude each"
+            " other; remove one"
+        )
+    args.scheduler_cls = PLAIN_SCHEDULER
+
+
+def enable_in_child() -> None:
+    """Do in a spawned API-server or launcher process what the command line did in its parent.
+
+    Only where those modules are loaded anyway: a stage process gets its scheduler by name.
+    """
+    if os.environ.get(ENV_SCHEDULER, "default") == "default":
+        return
+    if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
+        _enable_omni(None)
