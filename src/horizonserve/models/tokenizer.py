@@ -1,0 +1,92 @@
+"""A tokenizer with the layout of Qwen's, made from nothing.
+
+Each known word with a space before it is one token (see ``words``); any other text is encoded
+byte by byte. Ids that only a model can produce decode to visible filler words, so that a client
+sees text for every generated token.
+"""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from horizonserve.models.words import WORDS
+
+# Ids below this are bytes, words and fillers; the special tokens follow in Qwen's own order.
+FIRST_SPECIAL_ID = 151643
+FIRST_WORD_ID = 256
+SPECIAL_TOKENS: tuple[str, ...] = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+)
+# Attribute names under which the Qwen2.5-Omni processor looks the placeholders up.
+PLACEHOLDERS: dict[str, str] = {
+    "audio_token": "<|AUDIO|>",
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+}
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>"
+    "{% elif c['type'] == 'image' %}<|vision_bos|><|IMAGE|><|vision_eos|>"
+    "{% elif c['type'] == 'video' %}<|vision_bos|><|VIDEO|><|vision_eos|>"
+    "{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the tokenizer, with the chat template and the modality placeholders set."""
+    vocabulary, merges = _vocabulary()
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[3:]),
+        **PLACEHOLDERS,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    for name, token in PLACEHOLDERS.items():
+        setattr(fast, name, token)
+    return fast
+
+
+def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Bytes, then words (with the merges that build them), then fillers up to the specials."""
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges: list[tuple[str, str]] = []
+    known = set(pieces)
+    # A word is built from its space rightwards, and only word starts carry a space, so merges of
+    # one word never apply inside another.
+    for word in WORDS:
+        piece = "\u0120"
+        for letter in word:
+            longer = piece + letter
+            if longer not in known:
+                merges.append((piece, letter))
+                known.add(longer)
+                pieces.append(longer)
+            piece = longer
+    pieces += [f"\u0120w{i}" for i in range(len(pieces), FIRST_SPECIAL_ID)]
+    return {piece: i for i, piece in enumerate(pieces)}, merges
