@@ -38,15 +38,25 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    # The command name may hold spaces and brackets; the fields after the last ")" do not.
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return text.rpartition(")")[2].split()
+
+
 def descendants(pid: int) -> list[int]:
     """Every living process below ``pid``."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            # The command name may hold spaces and brackets; the fields after the last ")" do not.
-            state, parent, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
+            state, parent, *_ = stat_fields(int(path.name))
             if state not in "ZX":
-                children.setdefault(int(parent), []).append(int(path.parent.name))
+                children.setdefault(int(parent), []).append(int(path.name))
     found, ahead = [], [pid]
     while ahead:
         below = children.get(ahead.pop(), [])

@@ -95,7 +95,7 @@ def serve(
     port: int,
     log_file: Path,
     *,
-    boot_limit_s: float = 300.0,
+    boot_limit_s: float = 600.0,
     patience: float = 1.0,
     env: Mapping[str, str] | None = None,
     notify: Notify = lambda _elapsed_s, _line: None,

@@ -1,0 +1,137 @@
+"""A running server whose policy is switched between runs, and which is idle when they start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from horizonserve import instance
+from horizonserve.bench.client import send
+from horizonserve.bench.result import Result, Status
+from horizonserve.bench.server import Server, ServerError
+from horizonserve.config import Settings
+from horizonserve.slo import RequestClass
+from horizonserve.workload import Item
+
+_SWITCH_LIMIT_S: Final = 30.0
+_REQUEST_LIMIT_S: Final = 120.0
+#: Requests of an engine, by state; vLLM has one of each per stage.
+_GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+
+class LiveError(RuntimeError):
+    """The server did not do what was asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A server that answers, and the session to ask it with."""
+
+    server: Server
+    session: aiohttp.ClientSession
+
+    def record(self) -> instance.Instance:
+        """The live record of this server's scheduler, whoever else runs one.
+
+        Raises:
+            LiveError: it has none.
+        """
+        for found in instance.live():
+            if self.server.owns(found.pid):
+                return found
+        raise LiveError(
+            "the server has no live record; it must be started with --scheduler, and its"
+            f" shared stage must be alone (see {self.server.log_file})"
+        )
+
+    async def ask(self, item: Item, index: int = 0) -> Result:
+        """Send one request now and wait for its end."""
+        now_s = time.monotonic()
+        return await send(
+            self.session,
+            self.server.url,
+            item,
+            index=index,
+            scheduled_s=now_s,
+            limit_s=_REQUEST_LIMIT_S,
+        )
+
+    async def nudge(self) -> None:
+        """One tiny request, so that the scheduler takes a step.
+
+        Raises:
+            LiveError: it was not answered.
+        """
+        result = await self.ask(Item(0.0, RequestClass.T2T, 4, 2, 0))
+        if result.status is not Status.OK:
+            raise LiveError(f"a request of two tokens to the idle server: {result.error}")
+
+    async def switch(self, settings: Settings) -> None:
+        """Run under these settings from now on; returns when the scheduler confirmed.
+
+        Raises:
+            LiveError: it did not confirm, or refused.
+        """
+        # An idle scheduler takes no step: it confirms with the request that follows.
+        try:
+            instance.request(self.record(), settings, wait_s=0.0)
+        except instance.InstanceError as error:
+            raise LiveError(str(error)) from error
+        until_s = time.monotonic() + _SWITCH_LIMIT_S
+        while time.monotonic() < until_s:
+            await self.nudge()
+            found = self.record()
+            if found.applied and found.settings == settings:
+                return
+        raise LiveError(f"the scheduler did not confirm new settings in {_SWITCH_LIMIT_S:.0f} s")
+
+    async def idle(self, limit_s: float = 120.0) -> float:
+        """Wait until no stage has a request; the seconds it took.
+
+        Aborted requests leave the stages one after another, so the next run must not start
+        before they have.
+
+        Raises:
+            LiveError: still busy after ``limit_s``.
+        """
+        start_s = time.monotonic()
+        quiet = 0
+        while quiet < 3:
+            busy = await self.in_flight()
+            quiet = 0 if busy else quiet + 1
+            if time.monotonic() - start_s > limit_s:
+                raise LiveError(f"{busy:g} requests still in the stages after {limit_s:.0f} s")
+            await asyncio.sleep(0.3)
+        return time.monotonic() - start_s
+
+    async def in_flight(self) -> float:
+        """Requests in all stages together, running or waiting.
+
+        Raises:
+            ServerError: the server does not answer.
+        """
+        try:
+            async with self.session.get(
+                f"{self.server.url}/metrics", timeout=aiohttp.ClientTimeout(total=20)
+            ) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServerError(f"{self.server.url}/metrics: {error!r}") from error
+        lines = [line for line in text.splitlines() if line.startswith(_GAUGES)]
+        if not lines:
+            raise ServerError(f"{self.server.url}/metrics: has none of {', '.join(_GAUGES)}")
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def base_settings(live: Live) -> Settings:
+    """The settings the server runs under; arms are changes of these."""
+    return live.record().settings
+
+
+def slo_changes(slo_ms: dict[RequestClass, float]) -> dict[str, Any]:
+    """Targets per class, as settings."""
+    return {f"slo_{name.value}_ms": round(value, 1) for name, value in slo_ms.items()}
