@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
 
 from horizonserve import instance
-from horizonserve.bench.client import send
+from horizonserve.bench.client import open_session, send
 from horizonserve.bench.result import Result, Status
 from horizonserve.bench.server import Server, ServerError
 from horizonserve.config import Settings
@@ -33,6 +35,13 @@ class Live:
 
     server: Server
     session: aiohttp.ClientSession
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, server: Server) -> AsyncIterator[Live]:
+        """Talk to a server."""
+        async with open_session() as session:
+            yield cls(server, session)
 
     def record(self) -> instance.Instance:
         """The live record of this server's scheduler, whoever else runs one.
@@ -125,11 +134,6 @@ class Live:
         if not lines:
             raise ServerError(f"{self.server.url}/metrics: has none of {', '.join(_GAUGES)}")
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
-def base_settings(live: Live) -> Settings:
-    """The settings the server runs under; arms are changes of these."""
-    return live.record().settings
 
 
 def slo_changes(slo_ms: dict[RequestClass, float]) -> dict[str, Any]:

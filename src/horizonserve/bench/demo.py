@@ -1,0 +1,184 @@
+"""The demo: what the policies do to one mixed trace on the real server, in a few minutes.
+
+    python -m horizonserve.bench.demo --work DIR --deploy FILE --out DIR
+
+It builds the `small` model if it is missing, starts the server once, measures each class alone,
+sets every target to 5 x solo p95, finds the saturation rate of the mix, plays one seeded trace
+above it under each policy, and says whether more slots would have helped more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from horizonserve.bench.boot import booted
+from horizonserve.bench.calibrate import QUICK, Calibration, calibrate
+from horizonserve.bench.compare import Arm, Experiment, compare
+from horizonserve.bench.display import Display
+from horizonserve.bench.live import Live
+from horizonserve.bench.play import Bounds
+from horizonserve.bench.store import Run, Store
+from horizonserve.bench.summary import ALL, Row, ratios, rows, to_csv, to_json
+from horizonserve.bench.table import KIND, ratio_line, table
+from horizonserve.workload import Mix
+
+SLOTS: Final = 4
+MORE_SLOTS: Final = 16
+SEED: Final = 1
+#: Of saturation: the load at which order begins to matter (HorizonServe, figure 6).
+LOAD: Final = 1.3
+#: The server's stop and the tables, kept free at the end.
+_RESERVE_S: Final = 20.0
+_SHORTEST_S, _LONGEST_S = 30.0, 90.0
+ARMS: Final = (
+    Arm("default", {"scheduler": "default", "slots": SLOTS}),
+    Arm("edf", {"scheduler": "edf", "slots": SLOTS}),
+    Arm("horizon", {"scheduler": "horizon", "slots": SLOTS}),
+)
+MORE: Final = Arm(f"default, {MORE_SLOTS} slots", {"scheduler": "default", "slots": MORE_SLOTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo found, and where it wrote it."""
+
+    rows: list[Row]
+    advice: str
+    out: Path
+
+
+def run(
+    work_dir: Path,
+    deploy: Path,
+    out: Path,
+    *,
+    model_dir: Path | None = None,
+    time_limit_s: float = 600.0,
+    port: int | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Run the demo; on the way out, however it ends, the server is stopped.
+
+    ``out`` receives the server's log, every request, and the tables as CSV and JSON. A repeated
+    run measures everything anew.
+
+    Raises:
+        ServerError: the server did not start or died.
+        LiveError: it did not do what was asked of it.
+    """
+    console = console or Console()
+    began_s = time.monotonic()
+    # A name per run: the demo is a measurement, not an experiment that goes on.
+    out = out / time.strftime("%Y%m%d-%H%M%S")
+    mix = Mix.of_audio_share(0.3)
+    with Display(console, time_limit_s) as display:
+        model_dir = model_dir or work_dir / "models" / "qwen2.5-omni-small"
+        with booted(model_dir, deploy, out / "server.log", display, port=port) as server:
+
+            async def measure() -> tuple[Calibration, list[Run]]:
+                async with Live.open(server) as live:
+                    return await _measure(live, out, mix, display, began_s + time_limit_s)
+
+            calibration, runs = asyncio.run(measure())
+    return _show(console, out, calibration, runs, time.monotonic() - began_s)
+
+
+async def _measure(
+    live: Live, out: Path, mix: Mix, display: Display, until_s: float
+) -> tuple[Calibration, list[Run]]:
+    store = Store(out)
+    calibration, base = await calibrate(live, store, mix, display, slots=SLOTS, effort=QUICK)
+    drain_s = min(30.0, max(calibration.slo_ms.values()) / 1_000)
+    left_s = until_s - time.monotonic() - _RESERVE_S
+    # Four runs share what is left; each also drains and settles.
+    share_s = left_s / (len(ARMS) + 1) - 0.5 * drain_s - 8.0
+    duration_s = round(min(_LONGEST_S, max(_SHORTEST_S, share_s)))
+    experiment = Experiment(
+        name="demo",
+        mix=mix,
+        rate_rps=round(LOAD * calibration.saturation.rate_rps, 3),
+        duration_s=duration_s,
+        seeds=(SEED,),
+        arms=ARMS,
+        bounds=Bounds(drain_s=drain_s),
+    )
+    display.expect(display.done_s + (len(ARMS) + 1) * experiment.run_guess_s)
+    runs = await compare(live, store, experiment, base, calibration.slo_ms, display)
+    more = Experiment(
+        experiment.name, mix, experiment.rate_rps, duration_s, (SEED,), (MORE,), experiment.bounds
+    )
+    if until_s - time.monotonic() > more.run_guess_s:
+        runs += await compare(live, store, more, base, calibration.slo_ms, display)
+    return calibration, runs
+
+
+def _show(
+    console: Console, out: Path, calibration: Calibration, runs: list[Run], took_s: float
+) -> Outcome:
+    all_rows = rows(runs)
+    head = runs[0].head
+    against = [r for over in ("default", "edf") if (r := ratios(runs, "horizon", over))]
+    title = (
+        f"{SLOTS} slots, 30% audio, {head['rate_rps']:.2f} requests/s"
+        f" ({LOAD:g}x saturation), {head['duration_s']:.0f} s, one seed"
+    )
+    console.print(calibration.line(), highlight=False)
+    console.print(table(all_rows, title))
+    for one in against:
+        console.print(ratio_line(one), highlight=False)
+    advice = more_slots_advice(all_rows)
+    console.print(advice, style="bold")
+    busy = max((run.end.get("other_cores") or 0.0 for run in runs), default=0.0)
+    if busy > 0.2:
+        console.print(f"Note: other programs used up to {busy:.1f} cores during the runs.")
+    facts = {"kind": KIND, "title": title, "advice": advice, **calibration.to_json()}
+    (out / "demo.csv").write_text(to_csv(all_rows), encoding="utf-8")
+    (out / "demo.json").write_text(to_json(all_rows, against, facts), encoding="utf-8")
+    console.print(f"[dim]{took_s:.0f} s in all; every request is in {out}[/dim]")
+    return Outcome(all_rows, advice, out)
+
+
+def more_slots_advice(all_rows: Sequence[Row]) -> str:
+    """One line: did more slots help more than any policy?"""
+    whole = {row.arm: row for row in all_rows if row.request_class == ALL}
+    more = whole.pop(MORE.name, None)
+    best = max(whole.values(), key=lambda row: row.attainment or 0.0)
+    if more is None or more.attainment is None or best.attainment is None:
+        return "More slots: not tried, the time was up."
+    figures = f"{more.attainment:.2f} against {best.attainment:.2f} of {best.arm} at {SLOTS} slots"
+    if more.attainment_low > best.attainment:
+        return (
+            f"More slots help more than any policy here: default at {MORE_SLOTS} slots keeps"
+            f" {figures}. Raise max_num_seqs first."
+        )
+    if more.attainment > best.attainment_high or more.attainment > best.attainment:
+        return (
+            f"More slots may help as much as a policy here: default at {MORE_SLOTS} slots keeps"
+            f" {figures}, within the uncertainty of one run."
+        )
+    return f"More slots do not replace the policy here: default at {MORE_SLOTS} slots: {figures}."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line until `horizonserve demo` is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="where the model is kept")
+    parser.add_argument("--model", type=Path, help="a model directory, instead of one in --work")
+    parser.add_argument("--deploy", type=Path, required=True, help="deploy file of the model")
+    parser.add_argument("--out", type=Path, required=True, help="where results go")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--time-limit-s", type=float, default=600.0)
+    a = parser.parse_args(argv)
+    run(a.work, a.deploy, a.out, model_dir=a.model, port=a.port, time_limit_s=a.time_limit_s)
+
+
+if __name__ == "__main__":
+    main()
