@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -96,8 +96,11 @@ async def compare(
     base: Settings,
     slo_ms: Mapping[RequestClass, float],
     watch: Watch,
+    before_run: Callable[[Experiment], None] = lambda _experiment: None,
 ) -> list[Run]:
     """Play what is not yet in the store; all the runs of the experiment.
+
+    ``before_run`` may stop the experiment between two runs by raising.
 
     Raises:
         StoreError: the store holds runs of a different experiment under these names.
@@ -109,6 +112,7 @@ async def compare(
         if store.done(name, head):
             watch.skip(experiment.run_guess_s)
             continue
+        before_run(experiment)
         with watch.step(name, experiment.run_guess_s) as say:
             say("waiting for the server to be idle")
             await live.idle()
@@ -162,8 +166,3 @@ def load(store: Store, experiment: Experiment) -> list[Run]:
     """The runs of an experiment that are in the store."""
     names = [experiment.run_name(seed, arm) for seed, arm in experiment.runs()]
     return [store.load(name) for name in names if store.path(name).exists()]
-
-
-def guess_s(experiments: Sequence[Experiment]) -> float:
-    """How long the experiments may take together; for the display only."""
-    return sum(e.run_guess_s * len(e.arms) * len(e.seeds) for e in experiments)

@@ -1,0 +1,54 @@
+"""Every policy at the paper's 4 slots, and at its own best slot count and token budget.
+
+    python benchmarks/slots.py --model DIR --deploy FILE --out DIR
+
+docs/benchmarks.md says what it measures. Start it again with the same --out to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from horizonserve.bench.calibrate import QUICK
+from horizonserve.bench.report import run_study
+from horizonserve.bench.study import StudyConfig
+from horizonserve.workload import Mix
+
+
+def main() -> None:
+    """Config, seeds, run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="made there if it is missing")
+    parser.add_argument("--deploy", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--parts", default="ab", choices=("a", "b", "ab"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--audio-share", type=float, default=0.3)
+    parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--time-limit-s", type=float, default=3_600.0)
+    parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
+    a = parser.parse_args()
+    config = StudyConfig(
+        mix=Mix.of_audio_share(a.audio_share),
+        seeds=tuple(a.seeds),
+        parts=tuple(a.parts),
+        ablations=a.ablations,
+        time_limit_s=a.time_limit_s,
+    )
+    if a.quick:
+        config = replace(
+            config,
+            paper_duration_s=20.0,
+            pick_duration_s=10.0,
+            best_duration_s=15.0,
+            drain_s=10.0,
+            effort=QUICK,
+        )
+    run_study(config, a.model, a.deploy, a.out, port=a.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Run a study on a server of its own, and write and print what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from horizonserve.bench.boot import BOOT_GUESS_S, booted
+from horizonserve.bench.display import Display
+from horizonserve.bench.live import Live
+from horizonserve.bench.server import Server
+from horizonserve.bench.store import Run, Store
+from horizonserve.bench.study import Study, StudyConfig, TimeIsUpError, guess_s
+from horizonserve.bench.summary import Ratio, ratios, rows, to_csv, to_json
+from horizonserve.bench.table import KIND, ratio_line, table
+
+_STOP_S: Final = 30.0
+
+
+def run_study(
+    config: StudyConfig,
+    model_dir: Path,
+    deploy: Path,
+    out: Path,
+    *,
+    port: int | None = None,
+    console: Console | None = None,
+) -> dict[str, list[Run]]:
+    """Run what is missing of a study, then print all of it.
+
+    Raises:
+        ServerError: the server did not start or died.
+        LiveError: it did not do what was asked of it.
+        StoreError: ``out`` holds another study.
+    """
+    console = console or Console()
+    until_s = time.monotonic() + config.time_limit_s - _STOP_S
+    store = Store(out)
+    with (
+        Display(console, BOOT_GUESS_S + guess_s(config)) as display,
+        booted(model_dir, deploy, out / "server.log", display, port=port) as server,
+    ):
+        study, reason = asyncio.run(_run(config, server, store, display, until_s))
+    show(console, study)
+    if reason:
+        console.print(reason, style="bold yellow")
+    return study.runs
+
+
+async def _run(
+    config: StudyConfig, server: Server, store: Store, display: Display, until_s: float
+) -> tuple[Study, str]:
+    async with Live.open(server) as live:
+        study = Study(config, live, store, display, until_s)
+        try:
+            await study.run()
+        except TimeIsUpError as error:
+            return study, str(error)
+        return study, ""
+
+
+def show(console: Console, study: Study) -> None:
+    """Print the tables, and write them as CSV and JSON."""
+    if study.calibration is None:
+        return
+    console.print(study.calibration.line(), highlight=False)
+    every, against = [], list[Ratio]()
+    for name, runs in study.runs.items():
+        if not runs:
+            continue
+        of_experiment = rows(runs)
+        every += of_experiment
+        head = runs[0].head
+        seeds = len({run.head["seed"] for run in runs})
+        title = (
+            f"{name}: {head['rate_rps']:.2f} requests/s, {head['duration_s']:.0f} s,"
+            f" {seeds} seed{'s' if seeds > 1 else ''}"
+        )
+        console.print(table(of_experiment, title))
+        if not name.startswith("pick"):
+            for one in _ratios(runs):
+                against.append(one)
+                console.print(ratio_line(one), highlight=False)
+    out = study.store.directory
+    facts = {"kind": KIND, **study.calibration.to_json()}
+    (out / "tables.csv").write_text(to_csv(every), encoding="utf-8")
+    (out / "tables.json").write_text(to_json(every, against, facts), encoding="utf-8")
+
+
+def _ratios(runs: list[Run]) -> list[Ratio]:
+    """The first `horizon` arm over the first arm of each other policy."""
+    arms = list(dict.fromkeys(run.head["arm"] for run in runs))
+    of = next((arm for arm in arms if arm.startswith("horizon")), None)
+    overs = [next((a for a in arms if a.startswith(p)), None) for p in ("default", "edf")]
+    found = [ratios(runs, of, over) for over in overs if of and over]
+    return [one for one in found if one]
