@@ -118,7 +118,7 @@ async def compare(
             await live.idle()
             await live.switch(base.changed(arm.changes))
             await run_once(live, store, experiment, name, head, slo_ms, say)
-    return load(store, experiment)
+    return stored_runs(store, experiment)
 
 
 async def run_once(
@@ -162,7 +162,7 @@ async def run_once(
         end["other_cores"] = neighbours.cores()
 
 
-def load(store: Store, experiment: Experiment) -> list[Run]:
+def stored_runs(store: Store, experiment: Experiment) -> list[Run]:
     """The runs of an experiment that are in the store."""
     names = [experiment.run_name(seed, arm) for seed, arm in experiment.runs()]
     return [store.load(name) for name in names if store.path(name).exists()]

@@ -147,7 +147,7 @@ class Study:
             )
         finally:
             # Also when the time is up in the middle: what there is can be shown.
-            self.runs[name] = load(self.store, experiment)
+            self.runs[name] = stored_runs(self.store, experiment)
         return self.runs[name]
 
     def _check_time(self, experiment: Experiment) -> None:
