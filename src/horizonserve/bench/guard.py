@@ -24,8 +24,14 @@ from pathlib import Path
 from typing import Final
 
 SHM: Final = Path("/dev/shm")
-#: Signals in order, and how long each is given to work.
-STEPS: Final = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
+#: Signals in order, and how long each is given to work. The first SIGKILL spares the processes
+#: that remove semaphores once their parent is gone (Python's resource trackers).
+STEPS: Final = (
+    (signal.SIGINT, 15.0),
+    (signal.SIGTERM, 10.0),
+    (signal.SIGKILL, 5.0),
+    (signal.SIGKILL, 2.0),
+)
 #: What the whole stop can take; the harness waits a little longer.
 STOP_LIMIT_S: Final = sum(wait_s for _, wait_s in STEPS) + 5.0
 
@@ -63,6 +69,12 @@ def descendants(pid: int) -> list[int]:
         found += below
         ahead += below
     return found
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _shm_files(pid: int) -> Iterator[Path]:
@@ -123,8 +135,11 @@ class Guard:
     def stop(self, patience: float) -> None:
         """Stop every descendant, then remove what they left."""
         self._note_files()
-        for number, wait_s in STEPS:
+        for index, (number, wait_s) in enumerate(STEPS):
+            last = index == len(STEPS) - 1
             for pid in descendants(os.getpid()):
+                if number == signal.SIGKILL and not last and _is_tracker(pid):
+                    continue
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             until_s = time.monotonic() + wait_s * patience

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from horizonserve.bench.calibrate import THOROUGH, Calibration, Effort, calibrate
-from horizonserve.bench.compare import Arm, Experiment, Watch, compare
+from horizonserve.bench.compare import Arm, Experiment, Watch, compare, stored_runs
 from horizonserve.bench.live import Live
 from horizonserve.bench.play import Bounds
 from horizonserve.bench.store import Run, Store
