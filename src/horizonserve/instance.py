@@ -7,7 +7,7 @@ blocks. Layout (little endian, fixed):
     0    magic 8s | layout u32 | pid u32 | process start time (clock ticks since boot) u64
     24   request sequence u64 (odd while being written) | length u32 | crc32 u32
     40   applied sequence u64 | outcome u32 (0 applied, 1 refused)
-    56   counters: 8 x u64 (see Counters)
+    56   counters: 9 x u64 (see Counters)
     128  identity: JSON, padded with zeros
     1024 request: JSON of the settings that were asked for
 
@@ -44,19 +44,23 @@ _REQUEST_AT: Final = 24
 _SEQUENCE: Final = struct.Struct("<Q")
 _APPLIED: Final = struct.Struct("<QI")
 _APPLIED_AT: Final = 40
-_COUNTERS: Final = struct.Struct("<8Q")
+_COUNTERS: Final = struct.Struct("<9Q")
 _COUNTERS_AT: Final = 56
 _IDENTITY_AT: Final = 128
 _BODY_AT: Final = 1024
 
 
 class Counters(NamedTuple):
-    """What the scheduler did; the first four since its start, the others in its last step."""
+    """What the scheduler did; the first five since its start, the others in its last step."""
 
+    #: Steps taken, and among them those that had no free slot for a request that waited, and
+    #: those that hid one.
     steps: int = 0
+    full_steps: int = 0
+    hiding_steps: int = 0
+    #: Requests that the policy let in, and the long ones among them.
     admitted: int = 0
-    hidden: int = 0
-    long_admitted: int = 0
+    admitted_long: int = 0
     waiting: int = 0
     running: int = 0
     protected: int = 0

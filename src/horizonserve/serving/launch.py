@@ -31,12 +31,22 @@ def add_flag() -> None:
         group.add_argument("--scheduler", choices=SCHEDULERS, default=None, help=_HELP)
         return parser
 
+    def remove_flag() -> None:
+        # vLLM builds its parser once more, to log what differs from the defaults; the arguments
+        # have lost the flag by then.
+        EngineArgs.add_cli_args = stock
+
     EngineArgs.add_cli_args = staticmethod(add_cli_args)
-    _wrap_validate("vllm_omni.entrypoints.cli.serve", "OmniServeCommand", _enable_omni)
-    _wrap_validate("vllm.entrypoints.cli.serve", "ServeSubcommand", _enable_plain)
+    for module, command, enable in (
+        ("vllm_omni.entrypoints.cli.serve", "OmniServeCommand", _enable_omni),
+        ("vllm.entrypoints.cli.serve", "ServeSubcommand", _enable_plain),
+    ):
+        _wrap_validate(module, command, enable, remove_flag)
 
 
-def _wrap_validate(module: str, command: str, enable: Callable[[Any], None]) -> None:
+def _wrap_validate(
+    module: str, command: str, enable: Callable[[Any], None], remove_flag: Callable[[], None]
+) -> None:
     # The command whose parser is being built has its module loaded; the other is not wanted.
     if module not in sys.modules:
         return
@@ -47,6 +57,7 @@ def _wrap_validate(module: str, command: str, enable: Callable[[Any], None]) -> 
 
     def validate(self: Any, args: Any) -> None:
         chosen = _take_flag(args)
+        remove_flag()
         stock(self, args)
         if chosen is not None:
             os.environ[ENV_SCHEDULER] = chosen  # stage and API processes are children

@@ -69,7 +69,8 @@ class QueueView(Scheduler):
         self._max_tokens: int = self.max_num_scheduled_tokens
         self._fresh = FreshRequests()
         self._view = View([], 0, 0, 0)
-        self._steps = self._admitted = self._admitted_long = self._hidden_steps = 0
+        self._steps = self._full_steps = self._hiding_steps = 0
+        self._admitted = self._admitted_long = 0
         # A request that the stock loop may pass over must not be the last one it sees.
         self._passes_over = (
             self.lora_config is not None
@@ -160,6 +161,7 @@ class QueueView(Scheduler):
         finally:
             self.max_num_running_reqs = stock_slots
             self._steps += 1
+            self._full_steps += usable <= occupied and bool(self.waiting)
             self._publish()
 
     def _schedule_view(self, throttle_prefills: bool, free: int) -> Any:
@@ -221,7 +223,7 @@ class QueueView(Scheduler):
             long_in_stage=len(self._long_groups()),
             busy=bool(self.running or fresh.ahead),
         )
-        self._hidden_steps += self._view.hidden > 0
+        self._hiding_steps += self._view.hidden > 0
         return self._view.order
 
     def _long_groups(self) -> set[Ticket]:
@@ -237,8 +239,9 @@ class QueueView(Scheduler):
         self._record.publish(
             Counters(
                 self._steps,
+                self._full_steps,
+                self._hiding_steps,
                 self._admitted,
-                self._hidden_steps,
                 self._admitted_long,
                 len(self.waiting) + len(self.skipped_waiting),
                 len(self.running),
