@@ -24,6 +24,9 @@ class OwnServer(Server):
     def owns(self, pid: int) -> bool:
         return pid == os.getpid()
 
+    def stages(self) -> list[int]:
+        return []
+
 
 class Fake:
     """Answers chat requests after a moment and polls its record as a scheduler does."""
@@ -59,8 +62,8 @@ class Fake:
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(
             text="# HELP x\n"
-            f'vllm:num_requests_running{{engine="0"}} {float(self.in_flight)}\n'
-            'vllm:num_requests_waiting{engine="0"} 0.0\n'
+            f'vllm_omni:num_requests_running{{x="0"}} {float(self.in_flight)}\n'
+            'vllm_omni:num_requests_waiting{x="0"} 0.0\n'
         )
 
 

@@ -55,6 +55,13 @@ def stat_fields(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
+def is_runnable(pid: int) -> bool:
+    """Whether the main thread of a process computes or waits for a core to do so."""
+    with contextlib.suppress(OSError, IndexError):
+        return stat_fields(pid)[0] == "R"
+    return False
+
+
 def descendants(pid: int) -> list[int]:
     """Every living process below ``pid``."""
     children: dict[int, list[int]] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from horizonserve.bench.guard import STOP_LIMIT_S
+from horizonserve.bench.guard import STOP_LIMIT_S, descendants
 
 HOST: Final = "127.0.0.1"
 #: The name under which requests address the model, whatever its directory is called.
@@ -45,6 +45,10 @@ class Server:
         with contextlib.suppress(OSError):
             return os.getsid(pid) == self.pid
         return False
+
+    def stages(self) -> list[int]:
+        """The processes that compute: all of the server's but the front end."""
+        return descendants(self.pid)
 
 
 def free_port() -> int:
