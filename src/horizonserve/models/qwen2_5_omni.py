@@ -86,7 +86,7 @@ SHAPES: dict[str, Shape] = {
     # a prompt's tokens pay for. See docs/models.md for the measured curves.
     "small": Shape(
         dtype=torch.bfloat16,
-        thinker=Transformer(768, 2048, 6, 12, 4, 64, (8, 12, 12)),
+        thinker=Transformer(512, 1408, 6, 8, 4, 64, (8, 12, 12)),
         talker=Transformer(256, 512, 2, 8, 2, 32, (4, 6, 6)),
         encoder_hidden=256,
         encoder_layers=2,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 MARKER = "horizonserve.json"
 # Raise it when a builder's output changes, so that directories of the old layout are rebuilt.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -80,3 +80,23 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         """Available and total host memory in bytes."""
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
+
+    # The diffusion worker calls these; vLLM would look them up in ``torch.cpu``, which has none.
+
+    @classmethod
+    def empty_cache(cls) -> None:
+        """There is no caching allocator to empty."""
+
+    @classmethod
+    def reset_peak_memory_stats(cls) -> None:
+        """There are no allocator statistics."""
+
+    @classmethod
+    def max_memory_allocated(cls) -> int:
+        """Peak bytes held by a caching allocator: none."""
+        return 0
+
+    @classmethod
+    def max_memory_reserved(cls) -> int:
+        """Peak bytes reserved by a caching allocator: none."""
+        return 0

@@ -37,7 +37,7 @@ class _HostMemory:
         # harmless on a machine that has none.
         _set_torch_accelerator_to_noop()
         with _torch_cuda_wrapper():
-            super().__init__(vllm_config, device)
+            super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self.use_cuda_graph = False
         self.cascade_attn_enabled = False
         self._postprocess_tensors()
@@ -45,7 +45,7 @@ class _HostMemory:
 
     def warming_up_model(self) -> None:
         """Run one profiling forward, compiled or not."""
-        self.profile_run()
+        self.profile_run()  # type: ignore[attr-defined]
 
 
 class CPUARModelRunner(_HostMemory, GPUARModelRunner):
