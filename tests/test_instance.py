@@ -90,7 +90,12 @@ def test_all_settings_at_once_fit(record: Record) -> None:
             **every,
             **{"scheduler": "horizon", "slots": 10**9, "token_budget": 10**9, "u_guard": 1.23456},
             **{"rotation": False, "slack_guard": False, "long_cap": False, "lost": "protect"},
-            **{"long_cap_requests": 10**9, "max_hide_s": 59.999, "slo_multiple": 5.123456789},
+            **{
+                "long_cap_requests": 10**9,
+                "max_hide_s": 59.999,
+                "slo_multiple": 5.1234,
+                "u_lost": 0.51234,
+            },
         }
     )
     assert wanted.model_fields_set == set(Settings.model_fields)

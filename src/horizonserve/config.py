@@ -76,9 +76,11 @@ class Settings(BaseSettings):
     rotation: bool = True
     #: Requests with slack ratio below ``u_guard`` are exempt from rotation and cap.
     slack_guard: bool = True
-    u_guard: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
-    #: A request whose deadline has passed keeps its protection, or goes behind the others.
+    u_guard: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    #: Requests with slack ratio below ``u_lost`` (0: whose deadline has passed) go behind those
+    #: that can still be saved, or keep their protection, which is the paper's literal rule.
     lost: Literal["demote", "protect"] = "demote"
+    u_lost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     #: Upper bound on ordinary long-path requests in the shared stage.
     long_cap: bool = True
     #: The bound itself; without one, half of the usable slots.

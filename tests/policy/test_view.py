@@ -1,7 +1,8 @@
 """The view of a step, as tables: step -> waiting, visible, hidden.
 
 Groups are written as a letter and an id: s1 is short, l1 is long. Unless said otherwise a short
-group has 10 s to its deadline and needs 1 s, a long one 100 s and 10 s, so both are ordinary.
+group has 10 s to its deadline and needs 1 s, a long one 100 s and 10 s, so both are ordinary
+under the guard of 4.
 """
 
 from __future__ import annotations
@@ -73,12 +74,18 @@ def test_rotation_off_shows_both_paths() -> None:
 
 def test_protected_groups_pass_every_phase_and_the_cap() -> None:
     policy = TemporalPolicy(Rules(long_cap=1))
-    urgent = group("l9", 15.0)  # u = 1.5 < 2
+    urgent = group("l9", 35.0)  # u = 3.5 < 4
     waiting = [group("s1"), group("l1"), urgent]
     for _ in range(4):
         view = look(policy, waiting, long_in_stage=1)
-        assert view.order[0] is urgent
+        assert names(view) == "s1 l9"
         assert view.protected == 1
+
+
+def test_protection_keeps_visible_and_the_deadline_orders() -> None:
+    policy = TemporalPolicy(Rules(rotation=False, long_cap=None))
+    # l9 is protected and s1 is not, but s1 is due first.
+    assert names(look(policy, [group("l9", 35.0), group("s1"), group("s2", 1.5)])) == "s2 s1 l9"
 
 
 def test_without_the_guard_nobody_is_protected() -> None:
@@ -127,7 +134,7 @@ def test_lost_groups_go_last_and_keep_nobody_out() -> None:
 
 
 def test_lost_protect_is_the_papers_literal_rule() -> None:
-    policy = TemporalPolicy(Rules(demote_lost=False))
+    policy = TemporalPolicy(Rules(u_lost=None))
     waiting = [group("s1", -1.0), group("s2", 1.5), group("s3")]
     view = look(policy, waiting)
     assert names(view) == "s1 s2 s3"
@@ -166,12 +173,11 @@ def test_the_view_names_no_more_than_the_step_can_admit() -> None:
     assert names(look(policy, "s1 s2 s3 l1", limit=2)) == "s1 s2"
 
 
-def test_a_step_that_protected_groups_fill_is_not_contested() -> None:
-    policy = TemporalPolicy(Rules(long_cap=None))
-    waiting = [group("s9", 1.5), group("s1"), group("l1")]
-    assert [names(look(policy, waiting, limit=1)) for _ in range(7)] == ["s9"] * 7
-    # The cycle has not moved: it still starts with its short phase.
-    assert names(look(policy, "s1 l1")) == "s1"
+def test_a_group_that_cannot_make_it_any_more_is_lost_before_its_deadline() -> None:
+    policy = TemporalPolicy(Rules(u_lost=0.5))
+    waiting = [group("s1", 0.4), group("s2", 0.6)]  # both need 1 s
+    assert names(look(policy, waiting)) == "s2 s1"
+    assert names(look(TemporalPolicy(Rules(u_lost=0.0)), waiting)) == "s1 s2"
 
 
 deadlines = st.floats(-20, 120)
@@ -185,7 +191,7 @@ waitings = st.lists(st.tuples(st.sampled_from("sl"), deadlines), max_size=30)
         rotation=st.booleans(),
         slack_guard=st.booleans(),
         u_guard=st.floats(0.5, 4),
-        demote_lost=st.booleans(),
+        u_lost=st.none() | st.floats(0, 1),
         long_cap=st.none() | st.integers(1, 8),
     ),
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 9), st.integers(0, 9), st.booleans())),

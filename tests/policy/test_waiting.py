@@ -24,24 +24,30 @@ def make(drawn: list[tuple[RequestClass, float, float]]) -> list[Ticket]:
     ]
 
 
-@given(tickets, st.floats(-60, 60), st.floats(0.1, 5), st.booleans(), st.integers(0, 70))
+@given(
+    tickets,
+    st.floats(-60, 60),
+    st.floats(0.1, 5),
+    st.sampled_from([float("-inf"), 0.0, 0.5]),
+    st.integers(0, 70),
+)
 def test_kinds_agree_with_the_slack_of_each_ticket(
     drawn: list[tuple[RequestClass, float, float]],
     now_s: float,
     u_guard: float,
-    demote_lost: bool,
+    u_lost: float,
     limit: int,
 ) -> None:
     made = make(drawn)
     waiting = Waiting(made)
     for path in Path:
         mine = sorted((t for t in made if t.path is path), key=lambda t: t.deadline_s)
-        lost = [t for t in mine if demote_lost and t.deadline_s < now_s]
+        lost = [t for t in mine if t.deadline_s < now_s + u_lost * t.estimate_s]
         rest = [t for t in mine if t not in lost]
         # The comparison of the index, so that rounding cannot tell the two apart.
         protected = [t for t in rest if t.deadline_s < now_s + u_guard * t.estimate_s]
         ordinary = [t for t in rest if t not in protected]
-        kinds = waiting.kinds(path, now_s, u_guard, demote_lost)
+        kinds = waiting.kinds(path, now_s, u_guard, u_lost)
         for runs, expected in zip(kinds, (protected, ordinary, lost), strict=True):
             assert runs.size == len(expected)
             first = runs.first(limit)

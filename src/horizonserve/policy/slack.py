@@ -1,7 +1,8 @@
 """Deadlines and slack of requests that wait for their first step (HorizonServe 4.2).
 
 For a request with deadline d and estimated remaining time r, the slack ratio at time t is
-u(t) = (d - t) / r. It is *protected* iff u(t) < u_guard and *lost* once t > d.
+u(t) = (d - t) / r. Which requests a small slack ratio protects and which it gives up is said in
+view.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,3 @@ class Ticket:
     def slack_ratio(self, now_s: float) -> float:
         """u(t); negative once the deadline has passed."""
         return (self.deadline_s - now_s) / self.estimate_s
-
-    def protect_at_s(self, u_guard: float) -> float:
-        """The time at which the slack ratio falls below the guard."""
-        return self.deadline_s - u_guard * self.estimate_s

@@ -1,13 +1,15 @@
 """Which waiting groups the base scheduler sees in this step, and in what order.
 
-The waiting groups of each path are of three kinds, each in deadline order:
+The waiting groups of each path are of three kinds:
 
-- *protected*: little slack left, still winnable (slack.py);
-- *ordinary*: everything else before its deadline;
-- *lost*: past its deadline. Served last but never starved: after ``LOST_SHARE`` openings that
-  others were offered while lost groups waited, the next is offered to the first of them.
+- *lost*: the deadline has passed, or is too near for the estimate (u < u_lost). Served last but
+  never starved: after ``LOST_SHARE`` openings that others were offered while lost groups waited,
+  the next is offered to the first of them.
+- *protected*: little slack left but still winnable (u < u_guard). Exempt from all hiding.
+- *ordinary*: everything else.
 
-The view is protected, then ordinary, then lost. Hidden are
+The view is the protected and the visible ordinary groups by deadline, then the lost ones by
+deadline. Hidden are
 
 - ordinary prefills of the path whose phase it is not (rotation.py);
 - ordinary and lost long prefills beyond the long-path cap, while short traffic exists.
@@ -28,6 +30,8 @@ from horizonserve.slo import Path
 
 LOST_SHARE: Final = 10
 
+_NOBODY: Final = float("-inf")
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -35,8 +39,9 @@ class Rules:
 
     rotation: bool = True
     slack_guard: bool = True
-    u_guard: float = 2.0
-    demote_lost: bool = True
+    u_guard: float = 4.0
+    #: Below it a group is lost; None: nobody is, and a passed deadline stays protected.
+    u_lost: float | None = 0.5
     #: Most long groups in the shared stage before ordinary ones are held; None: no cap.
     long_cap: int | None = 2
     max_hide_s: float = 5.0
@@ -79,18 +84,18 @@ class TemporalPolicy:
             busy: whether the stage has other work in this step; if not, nothing is hidden.
         """
         rules = self.rules
-        u_guard = rules.u_guard if rules.slack_guard else float("-inf")
-        short = waiting.kinds(Path.SHORT, now_s, u_guard, rules.demote_lost)
-        long = waiting.kinds(Path.LONG, now_s, u_guard, rules.demote_lost)
+        u_guard = rules.u_guard if rules.slack_guard else _NOBODY
+        u_lost = _NOBODY if rules.u_lost is None else rules.u_lost
+        short = waiting.kinds(Path.SHORT, now_s, u_guard, u_lost)
+        long = waiting.kinds(Path.LONG, now_s, u_guard, u_lost)
         if short.size:
             self._short_seen_s = now_s
 
-        order = Runs(short.protected + long.protected).first(limit)
         room = self._long_room(long, now_s, long_in_stage)
-        shorts, longs = self._phase(short, long, room, now_s, limit > len(order))
-        left = limit - len(order)
-        ordinary = _merged(short.ordinary.first(min(left, shorts)), long.ordinary.first(longs))
-        order += ordinary[:left]
+        shorts, longs = self._phase(short, long, room, now_s)
+        order = Runs(short.protected + long.protected).first(limit)
+        order = _merged(order, short.ordinary.first(min(limit, shorts)))
+        order = _merged(order, long.ordinary.first(min(limit, longs)))[:limit]
         lost_room = room - min(room, long.ordinary.size)
         lost = _merged(short.lost.first(limit), long.lost.first(lost_room))
         if lost and order:
@@ -113,12 +118,10 @@ class TemporalPolicy:
             lost=short.lost.size + long.lost.size,
         )
 
-    def _phase(
-        self, short: Kinds, long: Kinds, room: int, now_s: float, opening: bool
-    ) -> tuple[int, int]:
+    def _phase(self, short: Kinds, long: Kinds, room: int, now_s: float) -> tuple[int, int]:
         """How many ordinary short and long groups may be seen in this step."""
         shorts, longs = short.ordinary.size, min(room, long.ordinary.size)
-        if not (self.rules.rotation and shorts and longs and opening):
+        if not (self.rules.rotation and shorts and longs):
             return shorts, longs
         phase = self.rotation.phase(short.protected.size / short.size)
         self.rotation.advance()

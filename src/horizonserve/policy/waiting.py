@@ -99,16 +99,16 @@ class Waiting:
     def everything(self) -> Runs:
         return Runs((line.tickets, 0, len(line.tickets)) for line in self._lines.values())
 
-    def kinds(self, path: Path, now_s: float, u_guard: float, demote_lost: bool) -> Kinds:
-        """Split a path's groups; ``u_guard`` of minus infinity protects nobody."""
+    def kinds(self, path: Path, now_s: float, u_guard: float, u_lost: float) -> Kinds:
+        """Split a path's groups by their slack ratio; minus infinity means nobody."""
         kinds = Kinds(Runs(), Runs(), Runs())
         for (line_path, estimate_s), line in self._lines.items():
             if line_path is not path:
                 continue
             deadlines_s, tickets = line.deadlines_s, line.tickets
             end = len(tickets)
-            lost = bisect_left(deadlines_s, now_s) if demote_lost else 0
-            # protected iff (d - t) / r < u_guard, that is d < t + u_guard r
+            # (d - t) / r < u, that is d < t + u r
+            lost = bisect_left(deadlines_s, now_s + u_lost * estimate_s)
             guarded = bisect_left(deadlines_s, now_s + u_guard * estimate_s, lost)
             for runs, start, stop in (
                 (kinds.lost, 0, lost),

@@ -126,7 +126,7 @@ class QueueView(Scheduler):
                 rotation=settings.rotation,
                 slack_guard=settings.slack_guard,
                 u_guard=settings.u_guard,
-                demote_lost=settings.lost == "demote",
+                u_lost=settings.u_lost if settings.lost == "demote" else None,
                 long_cap=cap if settings.long_cap else None,
                 max_hide_s=settings.max_hide_s,
             )
