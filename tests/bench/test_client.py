@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from aiohttp import web
 from horizonserve.bench.client import body, open_session, send
 from horizonserve.bench.play import Bounds, http_send, play
 from horizonserve.bench.result import Result, Status
-from horizonserve.bench.server import HOST, free_port
+from horizonserve.bench.server import HOST, Server, free_port
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Item, Mix, make_trace
 
@@ -55,7 +56,7 @@ def run(script: Script, item: Item = TEXT, limit_s: float = 5.0, late_s: float =
             async with open_session() as session:
                 return await send(
                     session,
-                    f"http://{HOST}:{port}",
+                    Server(f"http://{HOST}:{port}", Path("none.log"), 0),
                     item,
                     index=0,
                     scheduled_s=time.monotonic() - late_s,
@@ -167,14 +168,9 @@ def test_a_refusal_says_why() -> None:
         port = free_port()
         await web.TCPSite(runner, HOST, port).start()
         async with open_session() as session:
-            one = await send(
-                session,
-                f"http://{HOST}:{port}",
-                TEXT,
-                index=0,
-                scheduled_s=time.monotonic(),
-                limit_s=5,
-            )
+            server = Server(f"http://{HOST}:{port}", Path("none.log"), 0)
+            now_s = time.monotonic()
+            one = await send(session, server, TEXT, index=0, scheduled_s=now_s, limit_s=5)
         await runner.cleanup()
         return one
 
@@ -188,7 +184,8 @@ def test_a_dead_server_fails_at_once() -> None:
         trace = make_trace(Mix(), 50.0, 0.5, 1)
         bounds = Bounds(drain_s=5.0)
         async with open_session() as session:
-            send_one = http_send(session, f"http://{HOST}:{free_port()}", trace, bounds)
+            server = Server(f"http://{HOST}:{free_port()}", Path("none.log"), 0)
+            send_one = http_send(session, server, trace, bounds)
             slo_s = dict.fromkeys(RequestClass, 1.0)
             await play(trace, send_one, slo_s, bounds=bounds, on_result=results.append)
         assert len(results) == len(trace.items)

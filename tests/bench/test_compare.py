@@ -27,6 +27,11 @@ SLO_MS = {RequestClass.T2T: 1_000.0, RequestClass.T2A: 10_000.0}
 ARMS = (Arm("default"), Arm("edf", {"scheduler": "edf"}), Arm("horizon", {"scheduler": "horizon"}))
 
 
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "_SAMPLE_S", 0.01)
+
+
 @pytest.fixture
 def fake() -> Iterator[Fake]:
     one = Fake()
@@ -97,7 +102,10 @@ def test_an_interrupted_run_is_not_complete(fake: Fake, tmp_path: Path) -> None:
             task = asyncio.create_task(
                 compare.compare(it, Store(tmp_path), what, Settings(slots=4), SLO_MS, Watch())
             )
-            await asyncio.sleep(2.0)
+            part = tmp_path / "test/default-seed1.part"
+            async with asyncio.timeout(20.0):
+                while not part.exists() or part.read_text().count("\n") < 10:
+                    await asyncio.sleep(0.05)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

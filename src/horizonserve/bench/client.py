@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 from horizonserve.bench.result import Result, Status
-from horizonserve.bench.server import MODEL_NAME
+from horizonserve.bench.server import MODEL_NAME, Server
 from horizonserve.slo import Output
 from horizonserve.workload import Item
 from horizonserve.workload.prompt import prompt
@@ -166,7 +167,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 async def send(
     session: aiohttp.ClientSession,
-    url: str,
+    server: Server,
     item: Item,
     *,
     index: int,
@@ -186,7 +187,7 @@ async def send(
         async with asyncio.timeout_at(
             asyncio.get_running_loop().time() + limit_s - (sent_s - scheduled_s)
         ):
-            await _follow(session, url, payload or body(item), answer)
+            await _follow(session, server, payload or body(item), answer)
     except asyncio.CancelledError:
         status = Status.CUT
     except TimeoutError:
@@ -211,9 +212,12 @@ async def send(
 
 
 async def _follow(
-    session: aiohttp.ClientSession, url: str, payload: dict[str, Any], answer: _Answer
+    session: aiohttp.ClientSession, server: Server, payload: dict[str, Any], answer: _Answer
 ) -> None:
-    async with session.post(f"{url}/v1/chat/completions", json=payload) as response:
+    headers = {"X-Request-Id": f"{server.name}-{secrets.token_hex(8)}"}
+    async with session.post(
+        f"{server.url}/v1/chat/completions", json=payload, headers=headers
+    ) as response:
         if response.status != 200:
             text = (await response.content.read(2_000)).decode(errors="replace")
             raise BadAnswerError(f"HTTP {response.status}: {text[:200]}")

@@ -134,7 +134,7 @@ async def run_once(
     trace = make_trace(
         experiment.mix, experiment.rate_rps, experiment.duration_s, int(head["seed"])
     )
-    send_one = http_send(live.session, live.server.url, trace, experiment.bounds)
+    send_one = http_send(live.session, live.server, trace, experiment.bounds)
     slo_s = {name: ms / 1_000 for name, ms in slo_ms.items()}
     neighbours = Neighbours(live.server.owns)
     end: dict[str, Any] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import select
 import shutil
@@ -158,7 +159,9 @@ class Guard:
             else:
                 continue
             break
-        for path in self._files:
+        # Files named after a request are not held open by anybody: vLLM-Omni leaves the lock files
+        # of aborted requests. The harness names its requests after the scratch directory.
+        for path in (*self._files, *SHM.glob(f"*{glob.escape(self._scratch_dir.name)}*")):
             with contextlib.suppress(OSError):
                 path.unlink()
         shutil.rmtree(self._scratch_dir, ignore_errors=True)

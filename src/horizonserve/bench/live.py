@@ -66,7 +66,7 @@ class Live:
         now_s = time.monotonic()
         return await send(
             self.session,
-            self.server.url,
+            self.server,
             item,
             index=index,
             scheduled_s=now_s,

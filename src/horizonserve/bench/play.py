@@ -18,6 +18,7 @@ import aiohttp
 
 from horizonserve.bench.client import body, send
 from horizonserve.bench.result import Result
+from horizonserve.bench.server import Server
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Item, Trace
 
@@ -42,14 +43,14 @@ class Send(Protocol):
         """Follow one request to its end."""
 
 
-def http_send(session: aiohttp.ClientSession, url: str, trace: Trace, bounds: Bounds) -> Send:
+def http_send(session: aiohttp.ClientSession, server: Server, trace: Trace, bounds: Bounds) -> Send:
     """Sends over HTTP; makes all bodies now, because media take long to make."""
     bodies = [body(item) for item in trace.items]
 
     def one(item: Item, index: int, scheduled_s: float) -> Coroutine[Any, Any, Result]:
         return send(
             session,
-            url,
+            server,
             item,
             index=index,
             scheduled_s=scheduled_s,

@@ -39,6 +39,9 @@ class Server:
     url: str
     log_file: Path
     pid: int
+    #: Begins the id of every request that the harness sends, so that the guard can tell which
+    #: files a request left.
+    name: str = "bench"
 
     def owns(self, pid: int) -> bool:
         """Whether a process belongs to this server."""
@@ -133,7 +136,7 @@ def serve(
         line = guard.stdout.readline().strip()
         if not line.isdigit():
             raise ServerError(line or f"the guard of the server died: {guard.wait(5.0)}")
-        server = Server(f"http://{HOST}:{port}", log_file, int(line))
+        server = Server(f"http://{HOST}:{port}", log_file, int(line), scratch_dir.name)
         _await_health(server, guard, boot_limit_s, notify)
         yield server
         if guard.poll() is not None:

@@ -48,7 +48,8 @@ class StudyConfig:
     best_loads: tuple[float, ...] = (1.0, 1.3, 1.7)
     best_duration_s: float = 60.0
     best_seeds: tuple[int, ...] = (1,)
-    drain_s: float = 30.0
+    #: Above the audio target, so that hardly anything is left undecided.
+    drain_s: float = 60.0
     effort: Effort = THOROUGH
     #: No run starts that would end later; a second start goes on.
     time_limit_s: float = 3_600.0

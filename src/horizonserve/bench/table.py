@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from horizonserve.bench.summary import ALL, Ratio, Row
@@ -13,37 +14,32 @@ KIND = "measured on CPU engine"
 
 
 def table(rows: Sequence[Row], title: str, kind: str = KIND) -> Table:
-    """One block per arm: all classes, then each."""
-    result = Table(title=f"{title}\n[dim]{kind}[/dim]", title_justify="left")
-    result.add_column("policy", no_wrap=True)
+    """One block per arm: all classes, then each. Fits 80 columns."""
+    result = Table(
+        title=f"{title}\n[dim]{kind}[/dim]",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    result.add_column("policy", overflow="fold")
     result.add_column("class", no_wrap=True)
-    for name in (
-        "n",
-        "SLO s",
-        "attainment, 95%",
-        "of completed",
-        "first p50 s",
-        "p95 s",
-        "TPOT p50 ms",
-        "p95 ms",
-        "failed",
-    ):
-        result.add_column(name, justify="right", no_wrap=name.startswith("attainment"))
+    for name in ("SLO\ns", "n", "attainment\n(95%)", "com-\npleted", "first response\np50 / p95 s"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for name in ("TPOT p50 /\np95 ms", "fail-\ned"):
+        result.add_column(name, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         is_last = index + 1 == len(rows) or rows[index + 1].arm != row.arm
         whole = row.request_class == ALL
         result.add_row(
             row.arm if whole else "",
             row.request_class,
+            "" if row.slo_ms is None else f"{row.slo_ms / 1_000:.1f}",
             str(row.requests),
-            _number(None if row.slo_ms is None else row.slo_ms / 1_000, 2),
             _share(row),
             _number(row.completed_attainment, 2),
             # One figure over classes that differ by an order of magnitude would mislead.
-            "" if whole else _number(row.first_p50_s, 2),
-            "" if whole else _number(row.first_p95_s, 2),
-            "" if whole else _number(row.tpot_p50_ms, 0),
-            "" if whole else _number(row.tpot_p95_ms, 0),
+            "" if whole else _pair(row.first_p50_s, row.first_p95_s, 2),
+            "" if whole else _pair(row.tpot_p50_ms, row.tpot_p95_ms, 0),
             str(row.failed + row.timed_out),
             end_section=is_last,
             style="bold" if whole else None,
@@ -51,10 +47,14 @@ def table(rows: Sequence[Row], title: str, kind: str = KIND) -> Table:
     return result
 
 
+def _pair(low: float | None, high: float | None, digits: int) -> str:
+    return "-" if low is None else f"{_number(low, digits)} / {_number(high, digits)}"
+
+
 def _share(row: Row) -> str:
     if row.attainment is None:
         return "-"
-    return f"{row.attainment:.2f} ({row.attainment_low:.2f} to {row.attainment_high:.2f})"
+    return f"{row.attainment:.2f} ({row.attainment_low:.2f}-{row.attainment_high:.2f})"
 
 
 def _number(value: float | None, digits: int) -> str:

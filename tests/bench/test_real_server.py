@@ -1,0 +1,131 @@
+"""The harness on the real server with the tiny model: one boot for everything but the interrupt."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from horizonserve.bench.boot import booted
+from horizonserve.bench.compare import Arm, Experiment, Watch, compare
+from horizonserve.bench.live import Live
+from horizonserve.bench.play import Bounds
+from horizonserve.bench.result import Status
+from horizonserve.bench.server import Server
+from horizonserve.bench.store import Store
+from horizonserve.bench.summary import rows
+from horizonserve.slo import RequestClass
+from horizonserve.workload import Item, Mix
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+DEPLOY = Path(__file__).parents[2] / "configs" / "deploy" / "qwen2_5_omni_tiny.yaml"
+MIX = Mix(text_tokens=(4, 8), audio_tokens=(4, 8), long_words=(60, 200))
+SLO_MS = {RequestClass.T2T: 5_000.0, RequestClass.T2A: 60_000.0}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("vllm_omni")
+    from horizonserve.models import make_model
+
+    return make_model("qwen2.5-omni", "tiny", tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log_file = tmp_path_factory.mktemp("log") / "server.log"
+    with booted(model_dir, DEPLOY, log_file, Watch()) as one:
+        yield one
+
+
+def test_one_server_serves_every_arm(server: Server, tmp_path: Path) -> None:
+    experiment = Experiment(
+        name="real",
+        mix=MIX,
+        rate_rps=1.5,
+        duration_s=6.0,
+        seeds=(1,),
+        arms=(
+            Arm("default", {"scheduler": "default", "slots": 2}),
+            Arm("edf", {"scheduler": "edf", "slots": 2, "token_budget": 512}),
+            Arm("horizon", {"scheduler": "horizon", "slots": 4}),
+        ),
+        bounds=Bounds(drain_s=60.0, request_limit_s=120.0),
+    )
+
+    async def main() -> None:
+        async with Live.open(server) as live:
+            base = live.record().settings
+            await compare(live, Store(tmp_path), experiment, base, SLO_MS, Watch())
+
+    asyncio.run(main())
+    runs = [Store(tmp_path).load(experiment.run_name(seed, arm)) for seed, arm in experiment.runs()]
+    for run in runs:
+        assert run.results and all(one.status is Status.OK for one in run.results), run.results
+    assert [run.end["settings"]["scheduler"] for run in runs] == ["default", "edf", "horizon"]
+    assert len(rows(runs)) >= 6
+
+
+def test_the_server_is_idle_soon_after_everybody_hung_up(server: Server) -> None:
+    async def main() -> None:
+        async with Live.open(server) as live:
+            items = [
+                Item(0.0, RequestClass.T2A if n % 2 else RequestClass.T2T, 50, 16, n)
+                for n in range(8)
+            ]
+            tasks = [asyncio.create_task(live.ask(item)) for item in items]
+            await asyncio.sleep(0.5)
+            assert await live.in_flight() > 0
+            for task in tasks:
+                task.cancel()
+            assert {one.status for one in await asyncio.gather(*tasks)} <= {Status.CUT, Status.OK}
+            await live.idle(limit_s=90.0)
+            await live.nudge()
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_during_boot_leaves_nothing(model_dir: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from horizonserve.bench.boot import booted\n"
+        "from horizonserve.bench.compare import Watch\n"
+        "with booted(*map(pathlib.Path, sys.argv[1:4]), Watch()): pass\n"
+    )
+    log_file = tmp_path / "server.log"
+    harness = subprocess.Popen(
+        [sys.executable, "-c", script, str(model_dir), str(DEPLOY), str(log_file)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until_s = time.monotonic() + 120
+    # The stage processes are there when the first of them writes to the log.
+    while b"StageEngineCoreProc" not in (log_file.read_bytes() if log_file.exists() else b""):
+        assert time.monotonic() < until_s and harness.poll() is None
+        time.sleep(0.5)
+    before = _processes_with(str(model_dir))
+    assert before
+    harness.send_signal(signal.SIGINT)
+    _, errors = harness.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
+    assert not _processes_with(str(log_file))
+
+
+def _processes_with(text: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
