@@ -86,21 +86,24 @@ class AudioLoad:
 
     client: Client
     done: int = 0
+    _stop: bool = False
     _task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def __aenter__(self) -> AudioLoad:
         self._task = asyncio.create_task(self._run())
-        while not self.done:  # the first one warms the downstream stages up
+        while not self.done and not self._task.done():  # the first one is a warm-up
             await asyncio.sleep(0.05)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # Let the last one finish: vLLM-Omni 0.30 keeps the data of a request that is aborted
+        # between two stages in /dev/shm until the server stops.
+        self._stop = True
         if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task
 
     async def _run(self) -> None:
-        while True:
+        while not self._stop:
             # Two thinker tokens: stage 0 is asked for next to nothing, the rest for everything.
             await self.client.first_output(prompt_text(SHORT_PROMPT_TOKENS), "audio", 2)
             self.done += 1
