@@ -44,7 +44,7 @@ def main() -> None:
             paper_duration_s=20.0,
             pick_duration_s=10.0,
             best_duration_s=15.0,
-            drain_s=10.0,
+            drain_limit_s=10.0,
             effort=QUICK,
         )
     run_study(config, a.model, a.deploy, a.out, port=a.port)

@@ -21,16 +21,19 @@ def booted(
     log_file: Path,
     watch: Watch,
     *,
+    make: bool = False,
     scheduler: str = "horizon",
     port: int | None = None,
     extra: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Build the `small` model where there is none, and serve it.
 
+    With ``make`` the directory is one of ours: a model of an older layout in it is built anew.
+
     Raises:
         ServerError: the server did not start or died.
     """
-    if not (model_dir / "config.json").exists():
+    if make or not (model_dir / "config.json").exists():
         with watch.step("building the model", BUILD_GUESS_S):
             # Only here: it needs torch, which takes seconds to import.
             from horizonserve.models import make_model

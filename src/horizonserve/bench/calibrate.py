@@ -39,7 +39,7 @@ class Effort:
 
 
 QUICK: Final = Effort(20, 6, class_limit_s=35.0, ramp_s=15.0, window_s=40.0)
-THOROUGH: Final = Effort(60, 20, class_limit_s=150.0, ramp_s=30.0, window_s=120.0)
+THOROUGH: Final = Effort(60, 12, class_limit_s=110.0, ramp_s=20.0, window_s=90.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,13 @@ class Calibration:
     def slo_ms(self) -> dict[RequestClass, float]:
         """Targets: 5 x solo p95."""
         return {name: round(one.slo_ms(SLO_MULTIPLE), 1) for name, one in self.solos.items()}
+
+    def drain_s(self, limit_s: float) -> float:
+        """How long a run must go on after its last arrival so that every request is decided.
+
+        A shorter one would leave out what a policy has starved, and so reward starving it.
+        """
+        return min(limit_s, round(max(self.slo_ms.values()) / 1_000 + 1.0, 1))
 
     def line(self) -> str:
         """For people."""

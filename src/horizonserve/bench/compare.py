@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from horizonserve.bench.live import Live
 from horizonserve.bench.machine import Neighbours
@@ -22,8 +22,9 @@ from horizonserve.config import Settings
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Mix, make_trace
 
-#: How long the server stays busy after a run, for the display only.
-SETTLE_GUESS_S = 5.0
+#: How long a run drains, and the server then stays busy; for the display only.
+DRAIN_GUESS_S: Final = 30.0
+SETTLE_GUESS_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Experiment:
     @property
     def run_guess_s(self) -> float:
         """How long a run may take, drain included; for the display only."""
-        return self.duration_s + 0.5 * self.bounds.drain_s + SETTLE_GUESS_S
+        return self.duration_s + min(DRAIN_GUESS_S, self.bounds.drain_s) + SETTLE_GUESS_S
 
 
 class Watch:

@@ -21,10 +21,11 @@ from rich.console import Console
 
 from horizonserve.bench.boot import booted
 from horizonserve.bench.calibrate import QUICK, Calibration, calibrate
-from horizonserve.bench.compare import Arm, Experiment, compare
+from horizonserve.bench.compare import DRAIN_GUESS_S, SETTLE_GUESS_S, Arm, Experiment, compare
 from horizonserve.bench.display import Display
-from horizonserve.bench.live import Live
+from horizonserve.bench.live import Live, LiveError
 from horizonserve.bench.play import Bounds
+from horizonserve.bench.server import ServerError
 from horizonserve.bench.store import Run, Store
 from horizonserve.bench.summary import ALL, Row, ratios, rows, to_csv, to_json
 from horizonserve.bench.table import KIND, ratio_line, table
@@ -37,7 +38,8 @@ SEED: Final = 1
 LOAD: Final = 1.3
 #: The server's stop and the tables, kept free at the end.
 _RESERVE_S: Final = 20.0
-_SHORTEST_S, _LONGEST_S = 30.0, 90.0
+_SHORTEST_S, _LONGEST_S = 40.0, 90.0
+_DRAIN_LIMIT_S: Final = 60.0
 ARMS: Final = (
     Arm("default", {"scheduler": "default", "slots": SLOTS}),
     Arm("edf", {"scheduler": "edf", "slots": SLOTS}),
@@ -79,15 +81,17 @@ def run(
     # A name per run: the demo is a measurement, not an experiment that goes on.
     out = out / time.strftime("%Y%m%d-%H%M%S")
     mix = Mix.of_audio_share(0.3)
-    with Display(console, time_limit_s) as display:
-        model_dir = model_dir or work_dir / "models" / "qwen2.5-omni-small"
-        with booted(model_dir, deploy, out / "server.log", display, port=port) as server:
+    make, model_dir = model_dir is None, model_dir or work_dir / "models" / "qwen2.5-omni-small"
+    with (
+        Display(console, time_limit_s) as display,
+        booted(model_dir, deploy, out / "server.log", display, make=make, port=port) as server,
+    ):
 
-            async def measure() -> tuple[Calibration, list[Run]]:
-                async with Live.open(server) as live:
-                    return await _measure(live, out, mix, display, began_s + time_limit_s)
+        async def measure() -> tuple[Calibration, list[Run]]:
+            async with Live.open(server) as live:
+                return await _measure(live, out, mix, display, began_s + time_limit_s)
 
-            calibration, runs = asyncio.run(measure())
+        calibration, runs = asyncio.run(measure())
     return _show(console, out, calibration, runs, time.monotonic() - began_s)
 
 
@@ -96,10 +100,10 @@ async def _measure(
 ) -> tuple[Calibration, list[Run]]:
     store = Store(out)
     calibration, base = await calibrate(live, store, mix, display, slots=SLOTS, effort=QUICK)
-    drain_s = min(30.0, max(calibration.slo_ms.values()) / 1_000)
+    drain_s = calibration.drain_s(_DRAIN_LIMIT_S)
     left_s = until_s - time.monotonic() - _RESERVE_S
     # Four runs share what is left; each also drains and settles.
-    share_s = left_s / (len(ARMS) + 1) - 0.5 * drain_s - 8.0
+    share_s = left_s / (len(ARMS) + 1) - min(DRAIN_GUESS_S, drain_s) - SETTLE_GUESS_S
     duration_s = round(min(_LONGEST_S, max(_SHORTEST_S, share_s)))
     experiment = Experiment(
         name="demo",
@@ -159,7 +163,7 @@ def more_slots_advice(all_rows: Sequence[Row]) -> str:
             f"More slots help more than any policy here: default at {MORE_SLOTS} slots keeps"
             f" {figures}. Raise max_num_seqs first."
         )
-    if more.attainment > best.attainment_high or more.attainment > best.attainment:
+    if more.attainment > best.attainment:
         return (
             f"More slots may help as much as a policy here: default at {MORE_SLOTS} slots keeps"
             f" {figures}, within the uncertainty of one run."
@@ -177,7 +181,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--time-limit-s", type=float, default=600.0)
     a = parser.parse_args(argv)
-    run(a.work, a.deploy, a.out, model_dir=a.model, port=a.port, time_limit_s=a.time_limit_s)
+    try:
+        run(a.work, a.deploy, a.out, model_dir=a.model, port=a.port, time_limit_s=a.time_limit_s)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except (ServerError, LiveError) as error:
+        raise SystemExit(f"demo: {error}") from error
 
 
 if __name__ == "__main__":

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from horizonserve.bench.calibrate import THOROUGH, Calibration, Effort, calibrate
-from horizonserve.bench.compare import Arm, Experiment, Watch, compare, stored_runs
+from horizonserve.bench.compare import (
+    DRAIN_GUESS_S,
+    SETTLE_GUESS_S,
+    Arm,
+    Experiment,
+    Watch,
+    compare,
+    stored_runs,
+)
 from horizonserve.bench.live import Live
 from horizonserve.bench.play import Bounds
 from horizonserve.bench.store import Run, Store
@@ -48,8 +56,8 @@ class StudyConfig:
     best_loads: tuple[float, ...] = (1.0, 1.3, 1.7)
     best_duration_s: float = 60.0
     best_seeds: tuple[int, ...] = (1,)
-    #: Above the audio target, so that hardly anything is left undecided.
-    drain_s: float = 60.0
+    #: A run drains for as long as the longest target, but no longer than this.
+    drain_limit_s: float = 90.0
     effort: Effort = THOROUGH
     #: No run starts that would end later; a second start goes on.
     time_limit_s: float = 3_600.0
@@ -102,29 +110,35 @@ class Study:
             policy: [_arm(policy, slots, {"token_budget": widest}) for slots in c.slots]
             for policy in POLICIES
         }
-        best = await self._best_of("pick-slots", by_slots)
-        by_budget = {
+        scores = await self._scores("pick-slots", by_slots)
+        best = _best(by_slots, scores)
+        # The widest budget at these slots was just played, on the same trace.
+        narrower = {
             policy: [
                 _arm(policy, int(best[policy].changes["slots"]), {"token_budget": budget})
-                for budget in c.token_budgets
+                for budget in c.token_budgets[1:]
             ]
             for policy in POLICIES
         }
-        return list((await self._best_of("pick-budget", by_budget)).values())
+        scores |= await self._scores("pick-budget", narrower)
+        candidates = {policy: [best[policy], *narrower[policy]] for policy in POLICIES}
+        return list(_best(candidates, scores).values())
 
-    async def _best_of(self, name: str, arms: dict[str, list[Arm]]) -> dict[str, Arm]:
+    async def _scores(self, name: str, arms: dict[str, list[Arm]]) -> dict[str, float]:
         c = self.config
-        every = tuple(arm for of_policy in arms.values() for arm in of_policy)
+        every = [arm for of_policy in arms.values() for arm in of_policy]
+        if not every:
+            return {}
         runs = await self._play(name, c.pick_load, c.pick_duration_s, (c.pick_seed,), every)
-        scores = {row.arm: row.attainment or 0.0 for row in rows(runs) if row.request_class == ALL}
-        # Ties go to the first: fewer slots, larger budget.
-        return {
-            policy: max(of_policy, key=lambda arm: scores[arm.name])
-            for policy, of_policy in arms.items()
-        }
+        return {row.arm: row.attainment or 0.0 for row in rows(runs) if row.request_class == ALL}
 
     async def _play(
-        self, name: str, load: float, duration_s: float, seeds: Sequence[int], arms: Sequence[Arm]
+        self,
+        name: str,
+        load: float,
+        duration_s: float,
+        seeds: Sequence[int],
+        arms: Sequence[Arm],
     ) -> list[Run]:
         assert self.calibration is not None and self.base is not None
         experiment = Experiment(
@@ -134,7 +148,7 @@ class Study:
             duration_s=duration_s,
             seeds=tuple(seeds),
             arms=tuple(arms),
-            bounds=Bounds(drain_s=self.config.drain_s),
+            bounds=Bounds(drain_s=self.calibration.drain_s(self.config.drain_limit_s)),
         )
         try:
             await compare(
@@ -165,17 +179,26 @@ def guess_s(config: StudyConfig) -> float:
     total_s = config.effort.guess_s
 
     def runs_s(number: int, duration_s: float) -> float:
-        return number * (duration_s + 0.5 * config.drain_s + 5.0)
+        return number * (duration_s + DRAIN_GUESS_S + SETTLE_GUESS_S)
 
     if "a" in config.parts:
         arms = count + (len(ABLATIONS) if config.ablations else 0)
         total_s += runs_s(arms * len(config.seeds), config.paper_duration_s)
     if "b" in config.parts:
-        picks = len(config.slots) + len(config.token_budgets)
+        picks = len(config.slots) + len(config.token_budgets[1:])
         total_s += runs_s(count * picks, config.pick_duration_s)
         finals = len(config.best_loads) * len(config.best_seeds)
         total_s += runs_s(count * finals, config.best_duration_s)
     return total_s
+
+
+def _best(arms: dict[str, list[Arm]], scores: dict[str, float]) -> dict[str, Arm]:
+    """The arm of each policy with the highest attainment; the first of equals, which has fewer
+    slots or the larger budget."""
+    return {
+        policy: max(of_policy, key=lambda arm: scores.get(arm.name, 0.0))
+        for policy, of_policy in arms.items()
+    }
 
 
 def _arm(policy: str, slots: int, more: dict[str, Any] | None = None) -> Arm:

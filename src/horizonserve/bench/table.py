@@ -14,18 +14,21 @@ KIND = "measured on CPU engine"
 
 
 def table(rows: Sequence[Row], title: str, kind: str = KIND) -> Table:
-    """One block per arm: all classes, then each. Fits 80 columns."""
+    """One block per arm: all classes, then each. Fits 80 columns.
+
+    The last column is failed and timed-out requests, and those left out as undecided.
+    """
     result = Table(
-        title=f"{title}\n[dim]{kind}[/dim]",
+        title=f"{title}\n[dim]{kind}; first response and TPOT as p50/p95[/dim]",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    result.add_column("policy", overflow="fold")
+    result.add_column("policy", overflow="fold", min_width=9)
     result.add_column("class", no_wrap=True)
-    for name in ("SLO\ns", "n", "attainment\n(95%)", "com-\npleted", "first response\np50 / p95 s"):
+    for name in ("SLO\ns", "n", "attainment\n(95%)", "of com-\npleted", "first re-\nsponse s"):
         result.add_column(name, justify="right", no_wrap=True)
-    for name in ("TPOT p50 /\np95 ms", "fail-\ned"):
+    for name in ("TPOT\nms", "fail/\nout"):
         result.add_column(name, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         is_last = index + 1 == len(rows) or rows[index + 1].arm != row.arm
@@ -38,17 +41,22 @@ def table(rows: Sequence[Row], title: str, kind: str = KIND) -> Table:
             _share(row),
             _number(row.completed_attainment, 2),
             # One figure over classes that differ by an order of magnitude would mislead.
-            "" if whole else _pair(row.first_p50_s, row.first_p95_s, 2),
-            "" if whole else _pair(row.tpot_p50_ms, row.tpot_p95_ms, 0),
-            str(row.failed + row.timed_out),
+            "" if whole else _pair(row.first_p50_s, row.first_p95_s),
+            "" if whole else _pair(row.tpot_p50_ms, row.tpot_p95_ms),
+            f"{row.failed + row.timed_out}/{row.undecided}",
             end_section=is_last,
             style="bold" if whole else None,
         )
     return result
 
 
-def _pair(low: float | None, high: float | None, digits: int) -> str:
-    return "-" if low is None else f"{_number(low, digits)} / {_number(high, digits)}"
+def _pair(p50: float | None, p95: float | None) -> str:
+    return "-" if p50 is None or p95 is None else f"{_short(p50)}/{_short(p95)}"
+
+
+def _short(value: float) -> str:
+    """About three digits."""
+    return f"{value:.{2 if value < 10 else 1 if value < 20 else 0}f}"
 
 
 def _share(row: Row) -> str:

@@ -1,0 +1,84 @@
+"""What the demo says at its end, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from horizonserve.bench.demo import MORE, more_slots_advice
+from horizonserve.bench.display import Display
+from horizonserve.bench.study import StudyConfig, guess_s
+from horizonserve.bench.summary import ALL, Ratio, Row
+from horizonserve.bench.table import ratio_line, table
+
+ROW = Row(
+    experiment="demo",
+    rate_rps=1.5,
+    arm="default",
+    request_class=ALL,
+    runs=1,
+    requests=100,
+    attainment=0.1,
+    attainment_low=0.05,
+    attainment_high=0.2,
+    completed_attainment=0.2,
+    failed=0,
+    timed_out=0,
+    undecided=0,
+    first_p50_s=1.0,
+    first_p95_s=12.0,
+    tpot_p50_ms=40.0,
+    tpot_p95_ms=80.0,
+    slo_ms=None,
+)
+HORIZON = replace(ROW, arm="horizon", attainment=0.5, attainment_low=0.4, attainment_high=0.6)
+
+
+def more(attainment: float, low: float) -> Row:
+    return replace(ROW, arm=MORE.name, attainment=attainment, attainment_low=low)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([ROW, HORIZON], "not tried"),
+        ([ROW, HORIZON, more(0.95, 0.9)], "More slots help more than any policy"),
+        ([ROW, HORIZON, more(0.55, 0.45)], "may help as much"),
+        ([ROW, HORIZON, more(0.3, 0.2)], "do not replace the policy"),
+    ],
+)
+def test_the_advice_on_slots(rows: list[Row], words: str) -> None:
+    assert words in more_slots_advice(rows)
+
+
+def test_a_table_fits_eighty_columns() -> None:
+    out = StringIO()
+    text = replace(ROW, request_class="t2t", slo_ms=6_000.0)
+    Console(file=out, width=80).print(table([ROW, text, HORIZON], "title"))
+    lines = out.getvalue().splitlines()
+    assert any("0.50 (0.40-0.60)" in line and "horizon" in line for line in lines)
+    assert any("1.00/12.0" in line and "6.0" in line for line in lines)
+    assert "measured on CPU engine" in out.getvalue()
+
+
+def test_ratios_in_words() -> None:
+    one = Ratio("demo", 1.5, "horizon", "default", 4.9, 3.0, float("inf"))
+    assert ratio_line(one) == ("horizon : default = 4.90x (95% 3.00x to infinite, same traces)")
+    assert "undefined" in ratio_line(replace(one, ratio=float("nan")))
+
+
+def test_the_display_names_its_steps_where_there_is_no_terminal() -> None:
+    out = StringIO()
+    with Display(Console(file=out, width=80), 100.0) as display:
+        with display.step("first [step]", 10.0) as say:
+            say("1/3 [odd")
+        display.skip(20.0)
+        assert display.done_s == 30.0
+    assert "first [step] ..." in out.getvalue()
+
+
+def test_the_study_fits_an_hour() -> None:
+    assert guess_s(StudyConfig()) < 3_600
