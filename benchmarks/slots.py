@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--parts", default="ab", choices=("a", "b", "ab"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--audio-share", type=float, default=0.3)
+    parser.add_argument("--token-budgets", type=int, nargs="+", default=[4_096, 512])
     parser.add_argument("--ablations", action="store_true")
     parser.add_argument("--time-limit-s", type=float, default=3_600.0)
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
@@ -35,6 +36,7 @@ def main() -> None:
         mix=Mix.of_audio_share(a.audio_share),
         seeds=tuple(a.seeds),
         parts=tuple(a.parts),
+        token_budgets=tuple(a.token_budgets),
         ablations=a.ablations,
         time_limit_s=a.time_limit_s,
     )

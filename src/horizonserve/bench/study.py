@@ -49,9 +49,9 @@ class StudyConfig:
     paper_load: float = 1.3
     paper_duration_s: float = 120.0
     slots: tuple[int, ...] = (1, 4, 8, 16)
-    token_budgets: tuple[int, ...] = (4_096, 1_024, 512)
+    token_budgets: tuple[int, ...] = (4_096, 512)
     pick_load: float = 1.3
-    pick_duration_s: float = 30.0
+    pick_duration_s: float = 25.0
     pick_seed: int = 100
     best_loads: tuple[float, ...] = (1.0, 1.3, 1.7)
     best_duration_s: float = 60.0
