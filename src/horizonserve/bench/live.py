@@ -21,7 +21,8 @@ from horizonserve.slo import RequestClass
 from horizonserve.workload import Item
 
 _SWITCH_LIMIT_S: Final = 30.0
-_REQUEST_LIMIT_S: Final = 120.0
+_REQUEST_LIMIT_S: Final = 300.0
+_NUDGE_LIMIT_S: Final = 60.0
 #: Requests that the front end follows. The stages' own gauges keep their last value when a stage
 #: goes idle after an abort, so they cannot tell.
 _GAUGES: Final = ("vllm_omni:num_requests_running{", "vllm_omni:num_requests_waiting{")
@@ -61,7 +62,7 @@ class Live:
             f" shared stage must be alone (see {self.server.log_file})"
         )
 
-    async def ask(self, item: Item, index: int = 0) -> Result:
+    async def ask(self, item: Item, index: int = 0, limit_s: float = _REQUEST_LIMIT_S) -> Result:
         """Send one request now and wait for its end."""
         now_s = time.monotonic()
         return await send(
@@ -70,7 +71,7 @@ class Live:
             item,
             index=index,
             scheduled_s=now_s,
-            limit_s=_REQUEST_LIMIT_S,
+            limit_s=limit_s,
         )
 
     async def nudge(self) -> None:
@@ -79,7 +80,7 @@ class Live:
         Raises:
             LiveError: it was not answered.
         """
-        result = await self.ask(Item(0.0, RequestClass.T2T, 4, 2, 0))
+        result = await self.ask(Item(0.0, RequestClass.T2T, 4, 2, 0), limit_s=_NUDGE_LIMIT_S)
         if result.status is not Status.OK:
             raise LiveError(f"a request of two tokens to the idle server: {result.error}")
 
