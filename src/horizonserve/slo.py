@@ -18,6 +18,8 @@ class Output(StrEnum):
     AUDIO = "audio"
     IMAGE = "image"
 
+    __hash__ = str.__hash__  # Enum's own is a Python call, on the path of every request
+
 
 class Path(StrEnum):
     """Where the first response of a request is made (HorizonServe 2.2)."""
@@ -40,6 +42,8 @@ class RequestClass(StrEnum):
     T2I = "t2i"
     I2I = "i2i"
 
+    __hash__ = str.__hash__
+
     @property
     def output(self) -> Output:
         return _OUTPUT_OF_LETTER[self.value[2]]
@@ -49,6 +53,11 @@ class RequestClass(StrEnum):
         return Path.SHORT if self.output is Output.TEXT else Path.LONG
 
 
+_FROM_TEXT: Final = {
+    Output.TEXT: RequestClass.T2T,
+    Output.AUDIO: RequestClass.T2A,
+    Output.IMAGE: RequestClass.T2I,
+}
 _OUTPUT_OF_LETTER: Final = {"t": Output.TEXT, "a": Output.AUDIO, "i": Output.IMAGE}
 
 #: The paper's ``priority`` field (HorizonServe 5): 0 text, 10 audio, 20 image.
@@ -65,6 +74,8 @@ def class_of(inputs: Iterable[str], output: Output) -> RequestClass:
     implied. An image made from sound or video has no class of its own and counts as ``i2i``.
     """
     present = set(inputs)
+    if not present:
+        return _FROM_TEXT[output]
     letter = next((letter for name, letter in _INPUT_LETTERS if name in present), "t")
     if output is Output.IMAGE and letter != "t":
         return RequestClass.I2I

@@ -48,7 +48,7 @@ def test_kinds_agree_with_the_slack_of_each_ticket(
         protected = [t for t in rest if t.deadline_s < now_s + u_guard * t.estimate_s]
         ordinary = [t for t in rest if t not in protected]
         kinds = waiting.kinds(path, now_s, u_guard, u_lost)
-        for runs, expected in zip(kinds, (protected, ordinary, lost), strict=True):
+        for runs, expected in zip(kinds[:3], (protected, ordinary, lost), strict=True):
             assert runs.size == len(expected)
             first = runs.first(limit)
             assert len(first) == min(limit, len(expected))

@@ -20,8 +20,12 @@ Make = Callable[..., Any]
 def vllm_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    """What vLLM's logger and ours under it say; vLLM keeps it from the root logger."""
+    """What our loggers under vLLM's say; vLLM keeps it from the root logger."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    for module in ("admission", "queue_view"):
+        # Importing the API server configures logging anew and disables what was there.
+        logger = logging.getLogger(f"vllm.horizonserve.serving.{module}")
+        monkeypatch.setattr(logger, "disabled", False)
     return caplog
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from horizonserve.slo import Path, RequestClass
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """What the policy knows of one request group: a request and its CFG companions.
 

@@ -21,11 +21,12 @@ not hidden for longer than ``max_hide_s``; those behind it wait for it, not for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from horizonserve.policy.rotation import Rotation
 from horizonserve.policy.slack import Ticket
-from horizonserve.policy.waiting import Kinds, Runs, Waiting
+from horizonserve.policy.waiting import Kinds, Waiting
 from horizonserve.slo import Path
 
 LOST_SHARE: Final = 10
@@ -47,8 +48,7 @@ class Rules:
     max_hide_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Visible groups in the order in which to admit them, and how many there are of each sort."""
 
     order: list[Ticket]
@@ -93,7 +93,7 @@ class TemporalPolicy:
 
         room = self._long_room(long, now_s, long_in_stage)
         shorts, longs = self._phase(short, long, room, now_s)
-        order = Runs(short.protected + long.protected).first(limit)
+        order = _merged(short.protected.first(limit), long.protected.first(limit))
         order = _merged(order, short.ordinary.first(min(limit, shorts)))
         order = _merged(order, long.ordinary.first(min(limit, longs)))[:limit]
         lost_room = room - min(room, long.ordinary.size)
@@ -153,4 +153,4 @@ def _merged(left: list[Ticket], right: list[Ticket]) -> list[Ticket]:
     """Two lists in deadline order as one; on a tie the left goes first."""
     if not left or not right:
         return left or right
-    return sorted(left + right, key=lambda ticket: ticket.deadline_s)
+    return sorted(left + right, key=attrgetter("deadline_s"))

@@ -17,22 +17,29 @@ from horizonserve.slo import Path
 _deadline = attrgetter("deadline_s")
 
 
-class Runs(list[tuple[list[Ticket], int, int]]):
+class Runs:
     """Some of the waiting groups: runs [start, stop) of lines."""
 
-    @property
-    def size(self) -> int:
-        return sum(stop - start for _, start, stop in self)
+    __slots__ = ("runs", "size")
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[list[Ticket], int, int]] = []
+        self.size = 0
+
+    def add(self, line: list[Ticket], start: int, stop: int) -> None:
+        if start < stop:
+            self.runs.append((line, start, stop))
+            self.size += stop - start
 
     def first(self, limit: int) -> list[Ticket]:
         """The first ``limit`` groups by deadline; equal deadlines keep their line's order."""
-        if limit <= 0 or not self:
+        if limit <= 0 or not self.size:
             return []
-        if len(self) == 1:
-            line, start, stop = self[0]
+        if len(self.runs) == 1:
+            line, start, stop = self.runs[0]
             return line[start : min(stop, start + limit)]
         head: list[Ticket] = []
-        for line, start, stop in self:
+        for line, start, stop in self.runs:
             head += line[start : min(stop, start + limit)]
         head.sort(key=_deadline)
         return head[:limit]
@@ -44,11 +51,7 @@ class Kinds(NamedTuple):
     protected: Runs
     ordinary: Runs
     lost: Runs
-
-    @property
-    def size(self) -> int:
-        """How many groups of the path wait."""
-        return self.protected.size + self.ordinary.size + self.lost.size
+    size: int
 
 
 class _Line:
@@ -97,24 +100,24 @@ class Waiting:
             del self._lines[key]
 
     def everything(self) -> Runs:
-        return Runs((line.tickets, 0, len(line.tickets)) for line in self._lines.values())
+        runs = Runs()
+        for line in self._lines.values():
+            runs.add(line.tickets, 0, len(line.tickets))
+        return runs
 
     def kinds(self, path: Path, now_s: float, u_guard: float, u_lost: float) -> Kinds:
         """Split a path's groups by their slack ratio; minus infinity means nobody."""
-        kinds = Kinds(Runs(), Runs(), Runs())
+        protected, ordinary, lost = Runs(), Runs(), Runs()
+        size = 0
         for (line_path, estimate_s), line in self._lines.items():
             if line_path is not path:
                 continue
             deadlines_s, tickets = line.deadlines_s, line.tickets
-            end = len(tickets)
             # (d - t) / r < u, that is d < t + u r
-            lost = bisect_left(deadlines_s, now_s + u_lost * estimate_s)
-            guarded = bisect_left(deadlines_s, now_s + u_guard * estimate_s, lost)
-            for runs, start, stop in (
-                (kinds.lost, 0, lost),
-                (kinds.protected, lost, guarded),
-                (kinds.ordinary, guarded, end),
-            ):
-                if start < stop:
-                    runs.append((tickets, start, stop))
-        return kinds
+            given_up = bisect_left(deadlines_s, now_s + u_lost * estimate_s)
+            guarded = bisect_left(deadlines_s, now_s + u_guard * estimate_s, given_up)
+            lost.add(tickets, 0, given_up)
+            protected.add(tickets, given_up, guarded)
+            ordinary.add(tickets, guarded, len(tickets))
+            size += len(tickets)
+        return Kinds(protected, ordinary, lost, size)

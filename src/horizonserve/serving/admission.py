@@ -48,8 +48,9 @@ class Admission:
 
     def use(self, settings: Settings) -> None:
         """Apply these settings to requests that enter from now on."""
-        self._slo_s = {c: settings.slo_ms(c) / 1e3 for c in RequestClass}
-        self._estimate_s = {c: settings.estimated_ms(c) / 1e3 for c in RequestClass}
+        self._promise_s = {
+            c: (settings.slo_ms(c) / 1e3, settings.estimated_ms(c) / 1e3) for c in RequestClass
+        }
 
     def admit(self, request: Any, present: Mapping[str, Any]) -> Ticket:
         """Give a request its ticket, ``request.horizonserve_ticket``, and return it.
@@ -78,14 +79,12 @@ class Admission:
         now_s = self._clock()
         queued_s = time.time() - request.arrival_time
         arrival_s = now_s - queued_s if 0 <= queued_s <= MAX_QUEUED_S else now_s
-        slo_s = self._slo_s[request_class] if hints.slo_ms is None else hints.slo_ms / 1e3
+        slo_s, estimate_s = self._promise_s[request_class]
+        if hints.slo_ms is not None:
+            slo_s = hints.slo_ms / 1e3
+        # By position: keywords would cost as much as all the rest.
         return Ticket(
-            group=request.request_id,
-            request_class=request_class,
-            path=path,
-            arrival_s=arrival_s,
-            deadline_s=arrival_s + slo_s,
-            estimate_s=self._estimate_s[request_class],
+            request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s
         )
 
     def _hints(self, request: Any) -> Hints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from vllm.logger import init_logger
@@ -47,6 +47,9 @@ class QueueView(Scheduler):
     waiting: Any
     skipped_waiting: Any
     max_num_running_reqs: int
+    prefill_capacity_bound: bool
+    #: OmniAR's requests that have left, but whose KV blocks the next stage has yet to fetch.
+    waiting_for_transfer_free: Collection[str] = ()
 
     # vLLM-Omni's own tests make schedulers without __init__; those stay stock.
     _admission: Admission | None = None
@@ -187,6 +190,8 @@ class QueueView(Scheduler):
         try:
             output = super().schedule(throttle_prefills)
             gone = None
+            # vLLM asks the queue whether work is left over; the hidden is.
+            self.prefill_capacity_bound |= self._hidden > 0
             return output
         finally:
             if gone is not None:
@@ -220,20 +225,20 @@ class QueueView(Scheduler):
             fresh.groups,
             self._clock(),
             limit=limit,
-            long_in_stage=len(self._long_groups()),
+            long_in_stage=self._long_groups(),
             busy=bool(self.running or fresh.ahead),
         )
         self._hiding_steps += self._view.hidden > 0
         return self._view.order
 
-    def _long_groups(self) -> set[Ticket]:
+    def _long_groups(self) -> int:
         """Long groups that hold a place in this stage: running, preempted, or being handed on."""
-        holding = [*self.running, *self._fresh.ahead]
-        for request_id in getattr(self, "waiting_for_transfer_free", ()):
+        tickets = {request.horizonserve_ticket for request in self.running}
+        tickets.update(request.horizonserve_ticket for request in self._fresh.ahead)
+        for request_id in self.waiting_for_transfer_free:
             if (request := self.requests.get(request_id)) is not None:
-                holding.append(request)
-        tickets = {request.horizonserve_ticket for request in holding}
-        return {ticket for ticket in tickets if ticket.path is Path.LONG}
+                tickets.add(request.horizonserve_ticket)
+        return [ticket.path for ticket in tickets].count(Path.LONG)
 
     def _publish(self) -> None:
         self._record.publish(

@@ -117,9 +117,7 @@ def put_back(queue: Any, before: list[Any], view: Any, gone: set[Any] | None) ->
         return []
     kept, known = set(after), set(before)
     left = [r for r in before if r not in kept and (gone is None or r in gone)]
-    if len(left) == 1:
-        queue.remove_request(left[0])
-    elif left:
+    if left:
         queue.remove_requests(left)
     for request in reversed([r for r in after if r not in known]):
         queue.prepend_request(request)

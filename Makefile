@@ -1,0 +1,40 @@
+# Everything a fresh machine needs: Python 3.11 and make. Nothing is installed outside .venv.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+EXTRA ?= cpu
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(EXTRA)
+WORK ?= results
+
+.PHONY: demo test unit lint conformance bench clean
+
+demo: $(READY)  ## the policies on one mixed trace, on the real server, in a quarter of an hour
+	$(BIN)/horizonserve demo --work $(WORK)
+
+test: lint $(READY)  ## every test: policy, real scheduler classes, real server over HTTP
+	$(BIN)/python -m pytest
+
+unit: $(READY)  ## the tests that start no server
+	$(BIN)/python -m pytest -m "not server"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+conformance: $(READY)  ## vLLM's own scheduler tests against our classes
+	$(BIN)/python scripts/conformance --work $(WORK)/conformance
+
+bench: $(READY)  ## the README's results table; an hour, resumable
+	$(BIN)/python benchmarks/slots.py --model $(WORK)/models/qwen2.5-omni-small \
+		--deploy configs/deploy/qwen2_5_omni_small.yaml --out $(WORK)/slots
+
+$(READY): pyproject.toml overrides.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --override overrides.txt -e ".[$(EXTRA),test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(WORK)
