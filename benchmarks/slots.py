@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--audio-share", type=float, default=0.3)
     parser.add_argument("--token-budgets", type=int, nargs="+", default=[4_096, 512])
     parser.add_argument("--ablations", action="store_true")
-    parser.add_argument("--time-limit-s", type=float, default=3_600.0)
+    parser.add_argument("--time-limit-s", type=float, default=5_400.0)
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
     a = parser.parse_args()
     config = StudyConfig(

@@ -26,6 +26,7 @@ def vllm_log(
         # Importing the API server configures logging anew and disables what was there.
         logger = logging.getLogger(f"vllm.horizonserve.serving.{module}")
         monkeypatch.setattr(logger, "disabled", False)
+        caplog.set_level(logging.INFO, logger.name)
     return caplog
 
 
