@@ -99,12 +99,14 @@ def test_nothing_is_left_when_the_harness_dies(tmp_path: Path, number: signal.Si
     name, port, log_file = f"hs-test-{os.getpid()}-k", free_port(), tmp_path / "server.log"
     script = textwrap.dedent(
         f"""
-        import pathlib, time
+        import asyncio, pathlib, signal
         from horizonserve.bench.server import serve
+        # A parent that ignores Ctrl-C, as a shell does for background jobs, is not the subject.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         argv = {_argv(port, name)!r}
         with serve(argv, {port}, pathlib.Path({str(log_file)!r}), patience={PATIENCE}):
             print("up", flush=True)
-            time.sleep(300)
+            asyncio.run(asyncio.sleep(300))
         """
     )
     harness = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
