@@ -33,7 +33,8 @@ bench: $(READY)  ## the README's results table; an hour, resumable
 $(READY): pyproject.toml overrides.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --override overrides.txt -e ".[$(EXTRA),test]"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+		--override overrides.txt -e ".[$(EXTRA),test]"
 	touch $@
 
 clean:

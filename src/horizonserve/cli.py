@@ -72,6 +72,34 @@ def make_model(
         raise _fail(error) from error
 
 
+@app.command()
+def demo(
+    work: Annotated[Path, typer.Option(help="Where the model and the results go.")] = Path(
+        "results"
+    ),
+    deploy: Annotated[Path, typer.Option(help="Deploy file of the model.")] = Path(
+        "configs/deploy/qwen2_5_omni_small.yaml"
+    ),
+    minutes: Annotated[float, typer.Option(help="Most time that it takes.", min=5)] = 10,
+) -> None:
+    """Play one mixed trace against each policy on the real server, and show what was kept.
+
+    Example: horizonserve demo --work results
+    """
+    from horizonserve.bench.demo import run
+    from horizonserve.bench.live import LiveError
+    from horizonserve.bench.server import ServerError
+
+    if not deploy.is_file():
+        raise _fail(ConfigError(f"--deploy {deploy}: no such file; run it in a checkout"))
+    try:
+        run(work, deploy, work / "demo", time_limit_s=60 * minutes)
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(130) from interrupt
+    except (LiveError, ServerError) as error:
+        raise _fail(error) from error
+
+
 def _as_dict(found: instance.Instance) -> dict[str, Any]:
     return {
         "pid": found.pid,
@@ -148,7 +176,10 @@ def apply_changes(settings: Settings, changes: list[str]) -> Settings:
             raise ConfigError(f"{change!r}: write FIELD=VALUE, such as slots=8")
         if text:
             # YAML, so that `off`, numbers and {t2t: 80} mean what they mean in a settings file.
-            values[field] = yaml.safe_load(text)
+            try:
+                values[field] = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ConfigError(f"{change!r}: not a YAML value ({error})") from error
         else:
             cleared.append(field)
     kept = settings.model_dump(exclude_unset=True, exclude=set(cleared))

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake import Fake, live
-from rich.console import Console
 
 from horizonserve.bench import compare, saturation, solo
 from horizonserve.bench import live as live_module
-from horizonserve.bench.calibrate import Effort
 from horizonserve.bench.compare import Arm, Experiment, Watch
 from horizonserve.bench.live import LiveError
 from horizonserve.bench.play import Bounds
-from horizonserve.bench.report import show
 from horizonserve.bench.result import Result
 from horizonserve.bench.store import Run, Store, StoreError
-from horizonserve.bench.study import Study, StudyConfig, TimeIsUpError
 from horizonserve.bench.summary import ALL, ratios, rows, to_csv, to_json
 from horizonserve.config import Settings
 from horizonserve.slo import RequestClass
@@ -31,18 +24,6 @@ from horizonserve.workload import Mix
 
 SLO_MS = {RequestClass.T2T: 1_000.0, RequestClass.T2A: 10_000.0}
 ARMS = (Arm("default"), Arm("edf", {"scheduler": "edf"}), Arm("horizon", {"scheduler": "horizon"}))
-
-
-@pytest.fixture(autouse=True)
-def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "_SAMPLE_S", 0.01)
-
-
-@pytest.fixture
-def fake() -> Iterator[Fake]:
-    one = Fake()
-    yield one
-    one.record.close()
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -235,66 +216,3 @@ def test_rows_and_ratios() -> None:
     assert ratios(runs, "edf", "horizon") is None
     assert to_csv(table).count("\n") == 7
     assert len(json.loads(to_json(table, [one], {"kind": "test"}))["rows"]) == 6
-
-
-def study_config(**changes: Any) -> StudyConfig:
-    values: dict[str, Any] = {
-        "seeds": (1,),
-        "slots": (1, 4),
-        "token_budgets": (1_024, 512),
-        "paper_duration_s": 1.0,
-        "pick_duration_s": 0.5,
-        "best_loads": (1.0,),
-        "best_duration_s": 0.5,
-        "effort": Effort(3, 3, class_limit_s=5.0, ramp_s=0.2, window_s=1.0),
-    }
-    return StudyConfig(**{**values, **changes})
-
-
-def study(fake: Fake, store: Store, config: StudyConfig, until_s: float = math.inf) -> Study:
-    fake.takes_s = 0.5  # a saturation of about 32 requests per second
-    it: list[Study] = []
-
-    async def main() -> None:
-        async with live(fake) as server:
-            it.append(Study(config, server, store, Watch(), until_s))
-            await it[0].run()
-
-    try:
-        asyncio.run(asyncio.wait_for(main(), 120.0))
-    except TimeIsUpError as error:
-        assert "start it again" in str(error)
-    return it[0]
-
-
-def test_a_study_plays_every_policy_at_four_slots_and_at_its_best(
-    fake: Fake, tmp_path: Path
-) -> None:
-    done = study(fake, Store(tmp_path), study_config())
-    assert list(done.runs) == ["paper", "pick-slots", "pick-budget", "best-1x"]
-    assert [run.head["arm"] for run in done.runs["paper"]] == [
-        "default-4s",
-        "edf-4s",
-        "horizon-4s",
-    ]
-    assert [run.head["arm"] for run in done.runs["pick-slots"]][:2] == [
-        "default-1s-1024t",
-        "default-4s-1024t",
-    ]
-    # The fake answers everything in time: the first of equals wins.
-    assert [run.head["changes"]["slots"] for run in done.runs["best-1x"]] == [1, 1, 1]
-    assert done.base is not None and done.base.slo_t2t_ms is not None
-    console = Console(file=StringIO(), width=80)
-    show(console, done)
-    assert (tmp_path / "tables.csv").read_text().count("\n") > 20
-    again = Fake()
-    study(again, Store(tmp_path), study_config())
-    assert len(again.answers_under) <= 2  # only the request that confirms the targets
-
-
-def test_a_study_whose_time_is_up_keeps_what_it_has(fake: Fake, tmp_path: Path) -> None:
-    config = study_config(parts=("a",), paper_duration_s=0.5)
-    done = study(fake, Store(tmp_path), config, until_s=0.0)
-    assert done.runs == {"paper": []} and done.calibration is not None
-    show(Console(file=StringIO()), done)
-    assert len(study(Fake(), Store(tmp_path), config).runs["paper"]) == 3

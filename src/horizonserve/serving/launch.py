@@ -60,12 +60,14 @@ def _wrap_validate(
         remove_flag()
         stock(self, args)
         if chosen is not None:
-            os.environ[ENV_SCHEDULER] = chosen  # stage and API processes are children
+            os.environ[ENV_SCHEDULER] = chosen
         try:
             settings, _ = load()
         except ConfigError as error:
             sys.exit(f"horizonserve: {error}")
         if settings.scheduler != "default":
+            # API-server and stage processes are children and read it.
+            os.environ[ENV_SCHEDULER] = settings.scheduler
             enable(args)
 
     cls.validate = validate
@@ -99,11 +101,16 @@ def _enable_plain(args: Any) -> None:
 
 
 def enable_in_child() -> None:
-    """Do in a spawned API-server or launcher process what the command line did in its parent.
+    """Do in another process of a server what the command line did in its first.
 
-    Only where those modules are loaded anyway: a stage process gets its scheduler by name.
+    Also where vLLM-Omni is used as a library, with ``HORIZON_SCHEDULER`` set. Only modules that
+    are loaded anyway are changed: a stage process must not load the front end.
     """
     if os.environ.get(ENV_SCHEDULER, "default") == "default":
         return
+    from horizonserve.serving import front_end, pipelines
+
+    if "vllm_omni.config.pipeline_registry" in sys.modules:
+        pipelines.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
-        _enable_omni(None)
+        front_end.install()

@@ -20,6 +20,11 @@ from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
+from horizonserve.serving import compat
+from horizonserve.serving.cpu import REQUIRED
+
+compat.require(REQUIRED)
+
 
 class _HostMemory:
     """What vLLM's CPU runner replaces in the GPU runner, for any runner it is mixed into."""

@@ -1,0 +1,264 @@
+"""The plugin on the real server with the tiny model, over HTTP: one boot for most of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from horizonserve import instance
+from horizonserve.bench.boot import booted
+from horizonserve.bench.client import body
+from horizonserve.bench.compare import Watch
+from horizonserve.bench.server import (
+    MODEL_NAME,
+    Server,
+    ServerError,
+    command_line,
+    environment,
+)
+from horizonserve.models import make_model
+from horizonserve.slo import RequestClass
+from horizonserve.workload import Item
+
+pytestmark = [pytest.mark.server, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+DEPLOY = Path(__file__).parents[2] / "configs" / "deploy" / "qwen2_5_omni_tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("qwen2.5-omni", "tiny", tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log_file = tmp_path_factory.mktemp("log") / "server.log"
+    # The last test kills it, which a server's context takes as an error.
+    with contextlib.suppress(ServerError), booted(model_dir, DEPLOY, log_file, Watch()) as one:
+        yield one
+
+
+def found(server: Server) -> instance.Instance:
+    (own,) = [one for one in instance.live() if server.owns(one.pid)]
+    return own
+
+
+def chat(output: str = "text", **fields: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": "the quick brown fox"}],
+        "modalities": [output],
+        "max_tokens": 4,
+        **fields,
+    }
+
+
+async def post(session: aiohttp.ClientSession, request: dict[str, Any]) -> tuple[int, Any]:
+    async with session.post("/v1/chat/completions", json=request) as response:
+        return response.status, await response.json(content_type=None)
+
+
+def ask(server: Server, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
+    """Answers to requests sent at once."""
+
+    async def main() -> list[tuple[int, Any]]:
+        limit = aiohttp.ClientTimeout(total=300)
+        async with aiohttp.ClientSession(server.url, timeout=limit, trust_env=False) as session:
+            return await asyncio.gather(*(post(session, request) for request in requests))
+
+    return asyncio.run(main())
+
+
+def assert_serves(server: Server) -> None:
+    (text, spoken) = ask(server, chat(), chat("audio"))
+    assert text[0] == spoken[0] == 200
+    assert text[1]["choices"][0]["message"]["content"]
+    assert spoken[1]["choices"][0]["message"]["audio"]["data"]
+
+
+def test_text_and_speech_come_back(server: Server) -> None:
+    assert_serves(server)
+
+
+def test_one_line_says_what_runs_and_where_each_slo_came_from(server: Server) -> None:
+    lines = [line for line in server.log_file.read_text().splitlines() if "HorizonServe 0" in line]
+    assert len(lines) == 1
+    for part in ("policy horizon", "stage 0", "4 slots", "t2a 10000 ms (built-in default)"):
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vllm_xargs": {"slo_ms": -5}}, "slo_ms=-5"),
+        ({"vllm_xargs": {"slo_ms": "soon"}, "stream": True}, "slo_ms='soon'"),
+        ({"vllm_xargs": {"slo_class": "text"}}, "slo_class='text'"),
+        ({"sampling_params_list": [{"extra_args": {"slo_ms": 0}}, {}, {}]}, "slo_ms=0"),
+        ({"priority": "high"}, "priority"),
+    ],
+)
+def test_a_malformed_hint_is_a_400_with_the_fields_name(
+    server: Server, fields: dict[str, Any], message: str
+) -> None:
+    ((status, answer),) = ask(server, chat(**fields))
+    assert status == 400
+    assert message in answer["error"]["message"]
+
+
+def test_hints_are_taken(server: Server) -> None:
+    hints = {"slo_ms": 300, "slo_class": "i2t", "other": "kept"}
+    answers = ask(
+        server,
+        chat(vllm_xargs=hints),
+        chat(priority=10),
+        chat(priority=0),
+        chat(sampling_params_list=[{"max_tokens": 3, "extra_args": {"slo_ms": 99.5}}, {}, {}]),
+    )
+    assert [status for status, _ in answers] == [200] * 4
+
+
+@pytest.mark.parametrize("request_class", ["i2t", "a2t", "v2t", "a2a", "i2a", "v2a"])
+def test_pictures_sound_and_video_are_taken(server: Server, request_class: str) -> None:
+    has = request_class[0]
+    item = Item(
+        0.0,
+        RequestClass(request_class),
+        8,
+        4,
+        1,
+        audio_ms=500 if has == "a" else 0,
+        image_px=56 if has in "iv" else 0,
+        video_frames=4 if has == "v" else 0,
+    )
+    request = body(item) | {"stream": False}
+    request.pop("stream_options")
+    ((status, answer),) = ask(server, request)
+    assert status == 200, answer
+
+
+def test_policies_slots_and_budget_change_under_load_without_losing_a_request(
+    server: Server,
+) -> None:
+    async def main() -> list[tuple[int, Any]]:
+        limit = aiohttp.ClientTimeout(total=300)
+        async with aiohttp.ClientSession(server.url, timeout=limit, trust_env=False) as session:
+            rng = random.Random(5)
+            requests = [
+                chat("audio" if n % 5 == 0 else "text", max_tokens=rng.randint(4, 40))
+                for n in range(60)
+            ]
+            tasks = [asyncio.create_task(post(session, request)) for request in requests]
+            for number in range(24):
+                one = found(server)
+                changes = {
+                    "scheduler": ("default", "edf", "horizon")[number % 3],
+                    "slots": rng.randint(1, 4),
+                    "token_budget": rng.choice([64, 256, 2048]),
+                    "lost": rng.choice(["demote", "protect"]),
+                }
+                wanted = one.settings.changed(changes)
+                await asyncio.to_thread(instance.request, one, wanted, 5.0)
+                await asyncio.sleep(0.2)
+            return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(main())
+    assert [status for status, _ in answers] == [200] * 60
+    one = found(server)
+    instance.request(one, one.settings.changed({"scheduler": "horizon", "slots": 4}), wait_s=0)
+    assert_serves(server)
+    assert found(server).applied
+
+
+def test_two_hundred_clients_that_hang_up_leave_nothing_running(server: Server) -> None:
+    async def client(session: aiohttp.ClientSession, rng: random.Random) -> None:
+        request = chat(rng.choice(["text", "text", "audio"]), stream=True, max_tokens=30)
+        await asyncio.sleep(rng.uniform(0, 10))
+        try:
+            async with asyncio.timeout(rng.uniform(0.01, 3)):
+                async with session.post("/v1/chat/completions", json=request) as response:
+                    async for _ in response.content:
+                        pass
+        except (TimeoutError, aiohttp.ClientError):
+            pass
+
+    async def main() -> None:
+        rng = random.Random(7)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(
+            server.url, connector=connector, trust_env=False
+        ) as session:
+            await asyncio.gather(*(client(session, rng) for _ in range(200)))
+
+    asyncio.run(main())
+    assert_serves(server)
+    until_s = time.monotonic() + 60
+    while (now := found(server).counters).running or now.waiting:
+        assert time.monotonic() < until_s, now
+        time.sleep(0.5)
+        ask(server, chat())  # an idle scheduler publishes nothing
+
+
+def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
+    server: Server, model_dir: Path, tmp_path: Path
+) -> None:
+    """Last, because it takes the shared server down."""
+    dead = found(server)
+
+    async def main() -> list[Any]:
+        limit = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(server.url, timeout=limit, trust_env=False) as session:
+            requests = [chat("audio" if n % 3 == 0 else "text", max_tokens=200) for n in range(12)]
+            tasks = [asyncio.create_task(post(session, request)) for request in requests]
+            await asyncio.sleep(1.0)
+            os.kill(dead.pid, signal.SIGKILL)
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    began_s = time.monotonic()
+    answers = asyncio.run(main())
+    assert time.monotonic() - began_s < 100, "errors, not silence"
+    broken = [a for a in answers if isinstance(a, aiohttp.ClientError) or a[0] >= 500]
+    assert len(broken) >= 8, answers
+    assert dead.pid not in [one.pid for one in instance.live()]
+    with booted(model_dir, DEPLOY, tmp_path / "server.log", Watch(), scheduler="edf") as again:
+        assert not dead.path.exists()
+        assert found(again).settings.scheduler == "edf"
+        assert_serves(again)
+        record = found(again).path
+    assert not record.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "status", "message"),
+    [
+        (["--scheduler", "fast"], {}, 2, "invalid choice: 'fast'"),
+        ([], {"HORIZON_SLO_TEXT_MS": "abc"}, 1, "HORIZON_SLO_TEXT_MS='abc'"),
+        (["--help=HorizonServe"], {}, 0, "--scheduler {default,edf,horizon}"),
+    ],
+)
+def test_the_command_line_refuses_what_is_wrong_before_it_starts_anything(
+    model_dir: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    env: dict[str, str],
+    status: int,
+    message: str,
+) -> None:
+    argv = command_line(model_dir, DEPLOY, scheduler="horizon", port=1)
+    at = argv.index("--scheduler")
+    argv[at : at + 2] = arguments
+    done = subprocess.run(
+        argv, env=environment(tmp_path, env), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == status, done.stderr[-2000:]
+    assert message in done.stdout + done.stderr
