@@ -1,4 +1,4 @@
-"""The harness on the real server with the tiny model: one boot for everything but the interrupt."""
+"""The harness on the real server with the tiny model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from horizonserve.bench.boot import booted
 from horizonserve.bench.compare import Arm, Experiment, Watch, compare
 from horizonserve.bench.guard import descendants
 from horizonserve.bench.live import Live
@@ -26,24 +24,8 @@ from horizonserve.workload import Item, Mix
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-DEPLOY = Path(__file__).parents[2] / "configs" / "deploy" / "qwen2_5_omni_tiny.yaml"
 MIX = Mix(text_tokens=(4, 8), audio_tokens=(4, 8), long_words=(60, 200))
 SLO_MS = {RequestClass.T2T: 5_000.0, RequestClass.T2A: 60_000.0}
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("vllm_omni")
-    from horizonserve.models import make_model
-
-    return make_model("qwen2.5-omni", "tiny", tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log_file = tmp_path_factory.mktemp("log") / "server.log"
-    with booted(model_dir, DEPLOY, log_file, Watch()) as one:
-        yield one
 
 
 def test_one_server_serves_every_arm(server: Server, tmp_path: Path) -> None:
@@ -93,7 +75,9 @@ def test_the_server_is_idle_soon_after_everybody_hung_up(server: Server) -> None
     asyncio.run(main())
 
 
-def test_an_interrupt_during_boot_leaves_nothing(model_dir: Path, tmp_path: Path) -> None:
+def test_an_interrupt_during_boot_leaves_nothing(
+    tiny_model: Path, tiny_deploy: Path, tmp_path: Path
+) -> None:
     script = (
         "import sys, pathlib\n"
         "from horizonserve.bench.boot import booted\n"
@@ -102,7 +86,7 @@ def test_an_interrupt_during_boot_leaves_nothing(model_dir: Path, tmp_path: Path
     )
     log_file = tmp_path / "server.log"
     harness = subprocess.Popen(
-        [sys.executable, "-c", script, str(model_dir), str(DEPLOY), str(log_file)],
+        [sys.executable, "-c", script, str(tiny_model), str(tiny_deploy), str(log_file)],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -1,15 +1,13 @@
-"""The plugin on the real server with the tiny model, over HTTP: one boot for most of it."""
+"""The plugin on the real server with the tiny model, over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +21,13 @@ from horizonserve.bench.compare import Watch
 from horizonserve.bench.server import (
     MODEL_NAME,
     Server,
-    ServerError,
     command_line,
     environment,
 )
-from horizonserve.models import make_model
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Item
 
 pytestmark = [pytest.mark.server, pytest.mark.vllm, pytest.mark.timeout(900)]
-
-DEPLOY = Path(__file__).parents[2] / "configs" / "deploy" / "qwen2_5_omni_tiny.yaml"
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model("qwen2.5-omni", "tiny", tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log_file = tmp_path_factory.mktemp("log") / "server.log"
-    # The last test kills it, which a server's context takes as an error.
-    with contextlib.suppress(ServerError), booted(model_dir, DEPLOY, log_file, Watch()) as one:
-        yield one
 
 
 def found(server: Server) -> instance.Instance:
@@ -210,7 +191,7 @@ def test_two_hundred_clients_that_hang_up_leave_nothing_running(server: Server) 
 
 
 def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
-    server: Server, model_dir: Path, tmp_path: Path
+    server: Server, tiny_model: Path, tiny_deploy: Path, tmp_path: Path
 ) -> None:
     """Last, because it takes the shared server down."""
     dead = found(server)
@@ -230,7 +211,9 @@ def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
     broken = [a for a in answers if isinstance(a, aiohttp.ClientError) or a[0] >= 500]
     assert len(broken) >= 8, answers
     assert dead.pid not in [one.pid for one in instance.live()]
-    with booted(model_dir, DEPLOY, tmp_path / "server.log", Watch(), scheduler="edf") as again:
+    with booted(
+        tiny_model, tiny_deploy, tmp_path / "server.log", Watch(), scheduler="edf"
+    ) as again:
         assert not dead.path.exists()
         assert found(again).settings.scheduler == "edf"
         assert_serves(again)
@@ -247,14 +230,15 @@ def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
     ],
 )
 def test_the_command_line_refuses_what_is_wrong_before_it_starts_anything(
-    model_dir: Path,
+    tiny_model: Path,
+    tiny_deploy: Path,
     tmp_path: Path,
     arguments: list[str],
     env: dict[str, str],
     status: int,
     message: str,
 ) -> None:
-    argv = command_line(model_dir, DEPLOY, scheduler="horizon", port=1)
+    argv = command_line(tiny_model, tiny_deploy, scheduler="horizon", port=1)
     at = argv.index("--scheduler")
     argv[at : at + 2] = arguments
     done = subprocess.run(

@@ -1,0 +1,151 @@
+"""What the scheduler wrapper costs, on the real OmniAR scheduler: 64 running, 256 waiting.
+
+    python -m pytest benchmarks/wrapper_cost.py --benchmark-columns=median,iqr,rounds
+
+Stock and wrapped steps alternate on twin schedulers, so that what the machine does meanwhile hits
+both; the ratio of a pair is what counts. Limits are asserted at twice the goal: a shared machine
+is no stopwatch.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
+
+from engine import answer, make_request, make_scheduler, step  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.request import RequestStatus  # noqa: E402
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler  # noqa: E402
+from vllm_omni.engine.serialization import serialize_additional_information  # noqa: E402
+
+from horizonserve import instance  # noqa: E402
+from horizonserve.serving.schedulers import HorizonARScheduler  # noqa: E402
+
+RUNNING, FREE = 64, 4
+PAIRS = 150
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(instance, "DIRECTORY", tmp_path)
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Twin:
+    """A scheduler in a state that every step finds again."""
+
+    def __init__(self, cls: type, waiting: int, **settings: Any) -> None:
+        far = {"slo_text_ms": 1e6, "slo_audio_ms": 1e7, "long_cap": False}
+        self.scheduler = make_scheduler(
+            cls,
+            slots=RUNNING + FREE,
+            token_budget=4096,
+            blocks=20_000,
+            additional_config={"horizon": far | settings},
+        )
+        self.added = 0
+        self._add(RUNNING)
+        while len(self.scheduler.running) < RUNNING:
+            step(self.scheduler)
+        self.keep = set(self.scheduler.running)
+        self._add(waiting)
+
+    def _add(self, count: int) -> None:
+        for _ in range(count):
+            self.added += 1
+            name = f"{'lss'[self.added % 3]}{self.added}"
+            self.scheduler.add_request(make_request(name, prompt_tokens=20, output_tokens=5000))
+
+    def step_s(self) -> float:
+        """Time one step, then put back what it took."""
+        began_s = time.perf_counter()
+        output = self.scheduler.schedule()
+        took_s = time.perf_counter() - began_s
+        answer(self.scheduler, output)
+        new = [r.request_id for r in self.scheduler.running if r not in self.keep]
+        assert len(new) == FREE
+        self.scheduler.finish_requests(new, RequestStatus.FINISHED_ABORTED)
+        self._add(FREE)
+        return took_s
+
+
+def compare(benchmark: Any, waiting: int, **settings: Any) -> float:
+    """Median over alternating pairs of what a wrapped step takes more than a stock one, s."""
+    stock, ours = Twin(OmniARScheduler, waiting), Twin(HorizonARScheduler, waiting, **settings)
+    for twin in (stock, ours):
+        for _ in range(10):
+            twin.step_s()
+    pairs = []
+
+    def pair() -> None:
+        pairs.append((stock.step_s(), ours.step_s()))
+
+    benchmark.pedantic(pair, rounds=PAIRS)
+    more_s = statistics.median(after - before for before, after in pairs)
+    base_s = statistics.median(before for before, _ in pairs)
+    benchmark.extra_info.update(stock_us=base_s * 1e6, more_us=more_s * 1e6)
+    print(
+        f"\n{settings or 'stock'}, {waiting} waiting: stock schedule() {base_s * 1e6:.0f} us,"
+        f" ours {more_s * 1e6:+.1f} us ({more_s / base_s:+.1%})"
+    )
+    ours.scheduler.shutdown()
+    return more_s / base_s
+
+
+def test_a_step_with_the_policy_off(benchmark: Any) -> None:
+    assert compare(benchmark, 256, scheduler="default") <= 0.02
+
+
+@pytest.mark.parametrize("scheduler", ["edf", "horizon"])
+def test_a_step_behind_a_view(benchmark: Any, scheduler: str) -> None:
+    assert compare(benchmark, 256, scheduler=scheduler) <= 0.20
+
+
+def test_a_step_behind_a_view_of_a_thousand(benchmark: Any) -> None:
+    compare(benchmark, 1000, scheduler="horizon")
+    assert benchmark.extra_info["more_us"] <= 1000
+
+
+@pytest.mark.parametrize("waiting", [256, 1000])
+def test_the_queue_view_alone(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    """Choosing, showing and putting back, around a stock loop that takes what it is shown."""
+    scheduler = Twin(HorizonARScheduler, waiting, scheduler="horizon").scheduler
+    taken: list[Any] = []
+
+    def loop(self: Any, throttle_prefills: bool = False) -> None:
+        taken.extend(self.waiting.pop_request() for _ in range(FREE))
+
+    def restore() -> None:
+        while taken:
+            request = taken.pop()
+            scheduler.waiting.append(request)
+            scheduler._fresh.add(request)
+
+    monkeypatch.setattr(Scheduler, "schedule", loop)
+    benchmark.pedantic(scheduler._schedule_view, args=(False, FREE), setup=restore, rounds=1000)
+    assert benchmark.stats.stats.median <= 1e-3
+
+
+def test_classification(benchmark: Any) -> None:
+    scheduler = make_scheduler(HorizonARScheduler, additional_config={"horizon": {}})
+    request = make_request("l1")
+    request.additional_information = serialize_additional_information(
+        {"omni_final_stage_id": 2, "global_request_id": ["chatcmpl-0123456789abcdef"]}
+    )
+    admit, present = scheduler._admission.admit, scheduler.requests
+    benchmark(admit, request, present)
+    assert benchmark.stats.stats.median <= 8e-6
