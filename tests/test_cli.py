@@ -14,7 +14,13 @@ from horizonserve.cli import app, apply_changes, diagnose
 from horizonserve.config import ConfigError, Settings
 from horizonserve.instance import Counters, Instance, Record
 
-IDENTITY = {"model": "m", "stage": 0, "max_slots": 8, "max_token_budget": 512}
+IDENTITY = {
+    "model": "m",
+    "stage": 0,
+    "max_slots": 8,
+    "min_token_budget": 32,
+    "max_token_budget": 512,
+}
 SETTINGS = Settings().changed({"scheduler": "horizon", "slo_text_ms": 500, "slots": 4})
 
 
@@ -62,8 +68,9 @@ def test_set_changes_and_clears(record: Record) -> None:
     [
         ("slots", "FIELD=VALUE"),
         ("slots=0", "slots=0"),
-        ("slots=9", "at most 8"),
-        ("token_budget=513", "at most 512"),
+        ("slots=9", "started with 8"),
+        ("token_budget=513", "takes 32 to 512"),
+        ("token_budget=31", "takes 32 to 512"),
         ("slo_txt_ms=5", "did you mean slo_text_ms"),
         ("slo_txt_ms=", "did you mean slo_text_ms"),
         ("scheduler=fast", "default, edf or horizon"),

@@ -67,6 +67,13 @@ def test_the_last_of_several_requests_counts(record: Record) -> None:
     assert seen.slots == 3
 
 
+def test_changes_build_on_each_other(record: Record) -> None:
+    found = instance.find()
+    for change in ({"slots": 8}, {"scheduler": "edf"}):
+        instance.request(found, lambda last, change=change: last.changed(change), wait_s=0)
+    assert record.poll() == SETTINGS.changed({"slots": 8, "scheduler": "edf"})
+
+
 def test_closing_removes_the_file(record: Record) -> None:
     record.close()
     record.close()
@@ -140,7 +147,7 @@ def test_two_instances_must_be_named(record: Record, child: subprocess.Popen[str
 def test_a_killed_instance_is_not_believed_and_its_record_goes_at_the_next_start(
     directory: Path, child: subprocess.Popen[str]
 ) -> None:
-    leftover = directory / f"horizonserve-{child.pid}"
+    leftover = directory / f"{instance.PREFIX}{child.pid}"
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert leftover.exists()

@@ -147,19 +147,29 @@ def set_(
     """
     try:
         found = instance.find(pid)
-        settings = apply_changes(found.settings, changes)
-        limits = {"slots": "max_slots", "token_budget": "max_token_budget"}
-        for field, limit in limits.items():
-            value, most = getattr(settings, field), found.identity[limit]
-            if value is not None and value > most:
-                raise ConfigError(
-                    f"{field}={value}: the server was started with at most {most}; give less, or"
-                    " restart it with a larger max_num_seqs or max_num_batched_tokens"
-                )
-        confirmed = instance.request(found, settings)
+        confirmed = instance.request(
+            found, lambda settings: _within(found, apply_changes(settings, changes))
+        )
     except (ConfigError, instance.InstanceError) as error:
         raise _fail(error) from error
     typer.echo("applied" if confirmed else "accepted; applies at the server's next step")
+
+
+def _within(found: instance.Instance, settings: Settings) -> Settings:
+    """The settings, if the server was started with room for them."""
+    most = found.identity["max_slots"]
+    if settings.slots is not None and settings.slots > most:
+        raise ConfigError(
+            f"slots={settings.slots}: the server was started with {most}; give less, or restart it"
+            " with a larger max_num_seqs"
+        )
+    low, high = found.identity["min_token_budget"], found.identity["max_token_budget"]
+    if settings.token_budget is not None and not low <= settings.token_budget <= high:
+        raise ConfigError(
+            f"token_budget={settings.token_budget}: the server takes {low} to {high}; give one of"
+            " these, or restart it with a larger max_num_batched_tokens"
+        )
+    return settings
 
 
 def apply_changes(settings: Settings, changes: list[str]) -> Settings:

@@ -12,7 +12,9 @@ blocks. Layout (little endian, fixed):
     1024 request: JSON of the settings that were asked for
 
 A record is believed only if magic, layout, length and checksum are right and its process lives
-with the same start time; anything else is a leftover, which the next start removes.
+with the same start time; anything else is a leftover, which the next start removes. Containers may
+share /dev/shm but not process ids, so the name holds the process-id namespace, and each namespace
+sees and sweeps its own records only.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,7 +35,7 @@ from typing import Any, Final, NamedTuple
 from horizonserve.config import Settings
 
 DIRECTORY: Final = Path("/dev/shm")
-PREFIX: Final = "horizonserve-"
+PREFIX: Final = f"horizonserve-{os.stat('/proc/self/ns/pid').st_ino}-"
 SIZE: Final = 8192
 
 _MAGIC: Final = b"HORIZON\0"
@@ -236,30 +238,43 @@ def find(pid: int | None = None) -> Instance:
     )
 
 
-def request(instance: Instance, settings: Settings, wait_s: float = 2.0) -> bool:
+def request(
+    instance: Instance,
+    settings: Settings | Callable[[Settings], Settings],
+    wait_s: float = 2.0,
+) -> bool:
     """Ask an instance to run under these settings from its next step on.
 
+    Args:
+        instance: the one to ask.
+        settings: the new settings, or what makes them of those that were last asked for; no other
+            writer comes in between.
+        wait_s: how long to wait for the scheduler to confirm.
+
     Returns:
-        Whether the scheduler confirmed within ``wait_s``. An idle scheduler takes no steps: it
-        confirms with its next request, and applies the settings before it schedules that.
+        Whether it confirmed. An idle scheduler takes no steps: it confirms with its next request,
+        and applies the settings before it schedules that.
 
     Raises:
         InstanceError: the instance is gone or refused the settings.
     """
     try:
-        file = open(instance.path, "r+b")  # noqa: SIM115 (closed below, with the lock)
+        file = open(instance.path, "r+b")  # noqa: SIM115 (closed below, with the map)
     except OSError as error:
         raise InstanceError(f"instance {instance.pid}: gone ({error})") from error
     with file, mmap.mmap(file.fileno(), SIZE) as shared:
-        fcntl.flock(file, fcntl.LOCK_EX)  # one writer at a time; the scheduler takes no lock
+        fcntl.flock(file, fcntl.LOCK_EX)  # among writers; the scheduler takes no lock
+        if callable(settings):
+            settings = settings(_get_request(shared) or instance.settings)
         (sequence,) = _SEQUENCE.unpack_from(shared, _REQUEST_AT)
         sequence = (sequence | 1) + 1  # even, and above one that a dead writer left odd
         _put_request(shared, settings, sequence)
+        fcntl.flock(file, fcntl.LOCK_UN)
         deadline_s = time.monotonic() + wait_s
         while True:
             applied, refused = _APPLIED.unpack_from(shared, _APPLIED_AT)
-            if applied == sequence:
-                if refused:
+            if applied >= sequence:
+                if applied == sequence and refused:
                     raise InstanceError(f"instance {instance.pid}: refused the settings")
                 return True
             if time.monotonic() >= deadline_s:

@@ -1,7 +1,8 @@
 """The door: vLLM calls ``register`` in every process that it starts.
 
-Until a scheduler is chosen, by ``--scheduler``, ``HORIZON_SCHEDULER`` or the settings file, it
-adds a command-line flag and changes nothing else.
+Until a scheduler is chosen it adds a command-line flag and changes nothing else. It is chosen by
+``--scheduler``, ``HORIZON_SCHEDULER`` or the file ``HORIZON_CONFIG``; where vLLM-Omni is used as a
+library, by ``HORIZON_SCHEDULER`` alone.
 """
 
 from __future__ import annotations

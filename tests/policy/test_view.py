@@ -149,6 +149,16 @@ def test_lost_groups_are_not_starved_by_those_that_can_still_win() -> None:
     assert first == (["s2"] * LOST_SHARE + ["s1"]) * 3
 
 
+def test_a_lost_long_group_gets_its_share_although_ordinary_ones_fill_the_cap() -> None:
+    policy = TemporalPolicy(Rules(long_cap=2))
+    seen = 0
+    for tick in range(22 * (LOST_SHARE + 1)):
+        waiting = [group("s1"), group("l1", -1.0), group("l2")]
+        view = look(policy, waiting, now_s=tick * 1e-4, long_in_stage=1, limit=3)
+        seen += view.order[0].group == "l1"
+    assert seen == 22
+
+
 def test_a_lost_group_of_the_long_path_is_under_the_cap() -> None:
     policy = TemporalPolicy(Rules(long_cap=2))
     waiting = [group("s1"), group("l1", -1.0), group("l2", -2.0), group("l3", -3.0)]

@@ -82,6 +82,10 @@ def test_an_absurd_arrival_time_is_ignored(arrival_s: float) -> None:
 def test_a_request_may_name_its_own_slo() -> None:
     ticket = admit(make_request("s", extra_args={"slo_ms": 300}))
     assert ticket.deadline_s == pytest.approx(NOW_S + 0.3)
+    # It is not lost on arrival because the class as a whole needs longer.
+    assert ticket.slack_ratio(NOW_S) == pytest.approx(SETTINGS.slo_multiple)
+    longer = admit(make_request("s", extra_args={"slo_ms": 9000}))
+    assert longer.estimate_s == pytest.approx(0.2)
 
 
 BAD: list[dict[str, Any]] = [

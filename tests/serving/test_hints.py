@@ -19,6 +19,7 @@ def test_hints_are_picked_out_of_what_else_is_there() -> None:
         ({"slo_ms": "fast"}, "slo_ms='fast'"),
         ({"slo_ms": float("inf")}, "slo_ms=inf"),
         ({"slo_ms": -3}, "slo_ms=-3"),
+        ({"slo_ms": 10**400}, "slo_ms=1000"),
         ({"slo_class": "audio"}, "slo_class='audio'.*t2a"),
         ({"priority": 1.5}, "priority=1.5"),
         ({"priority": True}, "priority=True"),

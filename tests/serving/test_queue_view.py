@@ -238,6 +238,77 @@ def test_a_companion_shares_its_parents_fate(make: Make) -> None:
     assert step(scheduler) == ["l1__cfg_img"]
 
 
+def test_a_companion_is_not_hidden_by_its_own_parent(make: Make) -> None:
+    """One slot is free when the group comes; the parent takes it and then fills the cap."""
+    scheduler = make(HorizonARScheduler, {"long_cap_requests": 1}, slots=2)
+    add(scheduler, "s0", output_tokens=2)
+    step(scheduler)
+    add(scheduler, "l1", output_tokens=500)
+    scheduler.add_request(make_request("l1__cfg", final_stage=0, companion=True))
+    assert step(scheduler) == ["l1"]
+    add(scheduler, "s1", output_tokens=1)
+    assert "l1__cfg" in step(scheduler) + step(scheduler)
+
+
+def test_a_session_that_returns_to_the_queue_is_seen(make: Make) -> None:
+    """vLLM-Omni moves a parked session back with its history, the queues' lengths unchanged."""
+    scheduler = make(HorizonARScheduler, {"long_cap_requests": 1}, slots=3)
+    add(scheduler, "s0 l0", output_tokens=500)
+    session = make_request("l9", output_tokens=1, resumable=True)
+    scheduler.add_request(session)
+    for _ in range(6):
+        scheduler.now_s[0] += 6
+        step(scheduler)
+    assert session.status is RequestStatus.WAITING_FOR_STREAMING_REQ
+    add(scheduler, "l1", output_tokens=500)
+    step(scheduler)
+    scheduler.skipped_waiting.remove_request(session)
+    session.status = RequestStatus.WAITING
+    session.num_computed_tokens = 0
+    scheduler.num_waiting_for_streaming_input = 0
+    scheduler.waiting.add_request(session)
+    output = scheduler.schedule()
+    assert "l9" in output.num_scheduled_tokens
+
+
+def test_a_swap_in_the_queue_that_keeps_its_length_is_noticed(make: Make) -> None:
+    """One request is aborted and another preempted between two looks at the queue."""
+    scheduler = make(HorizonARScheduler, {"scheduler": "edf"}, slots=1)
+    add(scheduler, "s0", output_tokens=500)
+    step(scheduler)
+    add(scheduler, "s1 s2 s3")
+    scheduler._fresh.sync(scheduler.waiting, scheduler.skipped_waiting, scheduler.running)
+    scheduler.finish_requests("s2", RequestStatus.FINISHED_ABORTED)
+    preempted = scheduler.running.pop()
+    scheduler._preempt_request(preempted, 0.0)
+    assert queued(scheduler) == ["s0", "s1", "s3"]
+    output = scheduler.schedule()
+    assert list(output.num_scheduled_tokens) == ["s0"]
+
+
+def test_with_priority_scheduling_the_users_order_rules_what_is_visible(make: Make) -> None:
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+
+    scheduler = make(HorizonARScheduler, {"long_cap_requests": 1}, slots=2)
+    scheduler.policy = SchedulingPolicy.PRIORITY
+    scheduler._passes_over = True
+    scheduler.waiting = create_request_queue(scheduler.policy)
+    scheduler.skipped_waiting = create_request_queue(scheduler.policy)
+    for name, priority in (("s1", 5), ("s2", 1), ("s3", 3)):
+        scheduler.add_request(make_request(name, priority=priority, output_tokens=1))
+    assert [step(scheduler) for _ in range(2)] == [["s2", "s3"], ["s1"]]
+    life(scheduler, [("add", n) for n in range(9)] + [("step", 0), ("abort", 3), ("fail", 0)] * 5)
+    drain(scheduler)
+
+
+def test_a_stage_that_cannot_split_prompts_keeps_its_token_budget(make: Make) -> None:
+    scheduler = make(HorizonARScheduler, {"token_budget": 8}, token_budget=64)
+    assert scheduler.max_num_scheduled_tokens == 8
+    scheduler._min_tokens = scheduler._max_tokens  # as without chunked prefill
+    scheduler._use(scheduler._settings)
+    assert scheduler.max_num_scheduled_tokens == 64
+
+
 def test_an_abort_while_hidden_leaves_no_trace(make: Make) -> None:
     scheduler = make(HorizonARScheduler, {"long_cap_requests": 1}, slots=4)
     add(scheduler, "s0 l0", output_tokens=500)

@@ -25,6 +25,8 @@ class Ticket:
     arrival_s: float
     deadline_s: float
     estimate_s: float
+    #: Whether a member of the group was ever admitted; from then on it is no longer held back.
+    started: bool = False
 
     def slack_ratio(self, now_s: float) -> float:
         """u(t); negative once the deadline has passed."""

@@ -98,11 +98,9 @@ class TemporalPolicy:
         order = _merged(order, long.ordinary.first(min(limit, longs)))[:limit]
         lost_room = room - min(room, long.ordinary.size)
         lost = _merged(short.lost.first(limit), long.lost.first(lost_room))
-        if lost and order:
-            self._lost_passed_over += 1
-            if self._lost_passed_over > LOST_SHARE:
-                self._lost_passed_over = 0
-                order.insert(0, lost.pop(0))
+        if order and (first := self._share_for_lost(short, long)) is not None:
+            order.insert(0, first)
+            lost = [ticket for ticket in lost if ticket is not first]
         order = (order + lost)[:limit]
         if not order and not busy:
             order = waiting.everything().first(limit)
@@ -117,6 +115,16 @@ class TemporalPolicy:
             protected=short.protected.size + long.protected.size,
             lost=short.lost.size + long.lost.size,
         )
+
+    def _share_for_lost(self, short: Kinds, long: Kinds) -> Ticket | None:
+        """The first lost group when its share is due; neither phase nor cap applies to it."""
+        if not (short.lost.size or long.lost.size):
+            return None
+        self._lost_passed_over += 1
+        if self._lost_passed_over <= LOST_SHARE:
+            return None
+        self._lost_passed_over = 0
+        return _merged(short.lost.first(1), long.lost.first(1))[0]
 
     def _phase(self, short: Kinds, long: Kinds, room: int, now_s: float) -> tuple[int, int]:
         """How many ordinary short and long groups may be seen in this step."""

@@ -48,6 +48,7 @@ class Admission:
 
     def use(self, settings: Settings) -> None:
         """Apply these settings to requests that enter from now on."""
+        self._slo_multiple = settings.slo_multiple
         self._promise_s = {
             c: (settings.slo_ms(c) / 1e3, settings.estimated_ms(c) / 1e3) for c in RequestClass
         }
@@ -82,6 +83,8 @@ class Admission:
         slo_s, estimate_s = self._promise_s[request_class]
         if hints.slo_ms is not None:
             slo_s = hints.slo_ms / 1e3
+            # Who asks for less time expects to need less; else it would be lost on arrival.
+            estimate_s = min(estimate_s, slo_s / self._slo_multiple)
         # By position: keywords would cost as much as all the rest.
         return Ticket(
             request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s

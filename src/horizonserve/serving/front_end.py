@@ -6,7 +6,8 @@ vLLM-Omni 0.30 copies eleven sampling fields from a chat body and drops ``priori
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horizonserve.serving import compat
@@ -43,13 +44,36 @@ def _patch_chat(chat: Any) -> None:
 def _patch_generate(engine: Any) -> None:
     stock = engine.generate
 
-    def generate(self: Any, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
-        params = kwargs.get("sampling_params_list") or [kwargs.get("sampling_params")]
+    def generate(
+        self: Any,
+        prompt: Any,
+        sampling_params: Any = None,
+        request_id: str = "",
+        *,
+        sampling_params_list: Any = None,
+        priority: int = 0,
+        **kwargs: Any,
+    ) -> Any:
         if priority:
-            _add_hints(params, {"priority": priority})
+            # On copies: a caller may use the same parameters for its next request.
+            if sampling_params_list is not None:
+                sampling_params_list = _with_priority(sampling_params_list, priority)
+            elif sampling_params is not None:
+                sampling_params = _with_priority(sampling_params, priority)
+            else:
+                sampling_params_list = _with_priority(self.default_sampling_params_list, priority)
+        given = sampling_params if sampling_params_list is None else sampling_params_list
         # A ValueError here, before generation starts, is a 400 with this message.
-        parse(getattr(params[0], "extra_args", None))
-        return stock(self, *args, priority=priority, **kwargs)
+        parse(getattr(_of_shared_stage(given), "extra_args", None))
+        return stock(
+            self,
+            prompt,
+            sampling_params,
+            request_id,
+            sampling_params_list=sampling_params_list,
+            priority=priority,
+            **kwargs,
+        )
 
     generate.horizonserve = True  # type: ignore[attr-defined]
     engine.generate = generate
@@ -62,6 +86,17 @@ def body_hints(request: Any) -> dict[str, Any]:
     if "priority" in request.model_fields_set:
         hints.setdefault("priority", request.priority)
     return hints
+
+
+def _of_shared_stage(params: Any) -> Any:
+    return params[0] if isinstance(params, Sequence) else params
+
+
+def _with_priority(params: Any, priority: int) -> Any:
+    first = copy.copy(_of_shared_stage(params))
+    many = [first, *params[1:]] if isinstance(params, Sequence) else first
+    _add_hints([first], {"priority": priority})
+    return many
 
 
 def _add_hints(params: list[Any], hints: Mapping[str, Any]) -> None:

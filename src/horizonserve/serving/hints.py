@@ -45,13 +45,8 @@ def parse(arguments: Mapping[str, Any] | None) -> Hints:
     if not arguments or not any(key in arguments for key in KEYS):
         return NO_HINTS
     slo_ms = arguments.get("slo_ms")
-    if slo_ms is not None and not (
-        isinstance(slo_ms, int | float)
-        and not isinstance(slo_ms, bool)
-        and math.isfinite(slo_ms)
-        and slo_ms > 0
-    ):
-        raise HintError(f"slo_ms={slo_ms!r}: give a finite number of milliseconds above 0")
+    if slo_ms is not None and not _is_duration(slo_ms):
+        raise HintError(f"slo_ms={slo_ms!r:.40}: give a finite number of milliseconds above 0")
     slo_class = arguments.get("slo_class")
     if slo_class is not None:
         try:
@@ -63,3 +58,12 @@ def parse(arguments: Mapping[str, Any] | None) -> Hints:
     if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
         raise HintError(f"priority={priority!r}: give an integer; 0 text, 10 audio, 20 image")
     return Hints(None if slo_ms is None else float(slo_ms), slo_class, priority)
+
+
+def _is_duration(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value) and value > 0
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from horizonserve.config import ENV_PREFIX, SCHEDULERS, ConfigError, load
+from horizonserve.config import ENV_CONFIG_FILE, ENV_PREFIX, SCHEDULERS, ConfigError, load
 from horizonserve.serving import compat
 
 ENV_SCHEDULER: Final = f"{ENV_PREFIX}SCHEDULER"
@@ -60,14 +61,18 @@ def _wrap_validate(
         remove_flag()
         stock(self, args)
         if chosen is not None:
+            # API-server and stage processes are children and read it.
             os.environ[ENV_SCHEDULER] = chosen
+        if chosen == "default" or not (
+            ENV_SCHEDULER in os.environ or ENV_CONFIG_FILE in os.environ
+        ):
+            return
         try:
             settings, _ = load()
         except ConfigError as error:
             sys.exit(f"horizonserve: {error}")
+        os.environ[ENV_SCHEDULER] = settings.scheduler
         if settings.scheduler != "default":
-            # API-server and stage processes are children and read it.
-            os.environ[ENV_SCHEDULER] = settings.scheduler
             enable(args)
 
     cls.validate = validate
@@ -108,6 +113,9 @@ def enable_in_child() -> None:
     """
     if os.environ.get(ENV_SCHEDULER, "default") == "default":
         return
+    command_line = {"vllm_omni.entrypoints.cli.serve", "vllm.entrypoints.cli.serve"}
+    if multiprocessing.parent_process() is None and command_line & sys.modules.keys():
+        return  # its flag may yet say default; ``validate`` decides
     from horizonserve.serving import front_end, pipelines
 
     if "vllm_omni.config.pipeline_registry" in sys.modules:

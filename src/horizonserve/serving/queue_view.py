@@ -9,6 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 import horizonserve
 from horizonserve.config import Settings, load
@@ -70,6 +71,13 @@ class QueueView(Scheduler):
         stage = getattr(model_config, "stage_id", 0)
         self._max_slots: int = self.max_num_running_reqs
         self._max_tokens: int = self.max_num_scheduled_tokens
+        # A stage that cannot split a prompt would wait for ever for a step large enough.
+        splits = (
+            self.scheduler_config.enable_chunked_prefill
+            and not self.scheduler_config.disable_chunked_mm_input
+            and not self.need_mamba_block_aligned_split
+        )
+        self._min_tokens: int = 1 if splits else self._max_tokens
         self._fresh = FreshRequests()
         self._view = View([], 0, 0, 0)
         self._steps = self._full_steps = self._hiding_steps = 0
@@ -95,6 +103,7 @@ class QueueView(Scheduler):
                 "model": str(model_config.model)[-256:],
                 "stage": stage,
                 "max_slots": self._max_slots,
+                "min_token_budget": self._min_tokens,
                 "max_token_budget": self._max_tokens,
             },
         )
@@ -120,9 +129,8 @@ class QueueView(Scheduler):
         self._settings = settings
         self._admission.use(settings)
         self._slots = min(settings.slots or self._max_slots, self._max_slots)
-        self.max_num_scheduled_tokens = min(
-            settings.token_budget or self._max_tokens, self._max_tokens
-        )
+        wanted = settings.token_budget or self._max_tokens
+        self.max_num_scheduled_tokens = min(max(wanted, self._min_tokens), self._max_tokens)
         cap = settings.long_cap_requests or max(1, self._slots // 2)
         self._temporal = TemporalPolicy(
             Rules(
@@ -201,20 +209,24 @@ class QueueView(Scheduler):
                 left += put_back(skipped, skipped_before, self.skipped_waiting, gone)
             self.waiting, self.skipped_waiting = waiting, skipped
             self._hidden = 0
-            for request in left:
-                self._fresh.took(request)
+            self._follow(left)
+
+    def _follow(self, left: list[Any]) -> None:
+        """Account for the requests that a step took out of the queues."""
+        if not left:
+            return
+        for request in left:
+            if request.status is RequestStatus.RUNNING:
+                request.horizonserve_ticket.started = True
                 self._admitted += 1
                 self._admitted_long += request.horizonserve_ticket.path is Path.LONG
+        self._fresh.took(left, self.waiting)
 
     def _choose(self, free: int) -> list[Any]:
         """The visible requests of ``waiting`` and the visible fresh ones of ``skipped_waiting``."""
         fresh = self._fresh
         fresh.sync(self.waiting, self.skipped_waiting, self.running)
-        chosen = fresh.of(self._order(free))
-        if not all(is_fresh(request) for request in chosen):
-            fresh.rebuild(self.waiting, self.skipped_waiting, self.running)
-            chosen = fresh.of(self._order(free))
-        return [*fresh.ahead, *chosen]
+        return [*fresh.ahead, *fresh.of(self._order(free))]
 
     def _order(self, free: int) -> list[Ticket]:
         fresh = self._fresh

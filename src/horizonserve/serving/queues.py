@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import RequestStatus
 
 from horizonserve.policy.slack import Ticket
@@ -14,87 +15,86 @@ _WAITING = RequestStatus.WAITING
 
 
 def is_fresh(request: Any) -> bool:
-    """Whether the request waits for its very first step, so that hiding it interrupts nothing.
+    """Whether the request waits for its group's very first step, so that hiding it is harmless.
 
-    A preempted, partly computed or blocked request and a streaming session with history are not.
+    A preempted, partly computed or blocked request, a streaming session with history and a
+    companion of a request that has started are not.
     """
-    return request.status is _WAITING and request.num_computed_tokens == 0
+    return (
+        request.status is _WAITING
+        and request.num_computed_tokens == 0
+        and not request.horizonserve_ticket.started
+    )
 
 
 class FreshRequests:
-    """The fresh requests of the queues by ticket, kept from step to step.
+    """The fresh requests of the queues by ticket, kept from step to step while nothing else moves.
 
-    Every change that this package makes or sees is followed at once. Others (an abort, a
-    preemption) change the number of queued requests or the head of the queue, or turn up as a
-    chosen request that is not fresh any more; ``sync`` and the caller then rebuild.
+    The index is for exactly the ``waiting`` queue that it remembers. Whatever changed that queue
+    behind its back (an abort, a preemption, a session that resumes) shows in a comparison, which
+    costs a microsecond or two, and makes it read the queues anew.
     """
 
     def __init__(self) -> None:
         self.groups = Waiting()
+        #: Requests of ``waiting`` that are not fresh, in their order.
         self.ahead: list[Any] = []
         self._requests: dict[Ticket, list[Any]] = {}
-        self._queued = -1
+        self._seen: list[Any] | None = None
 
     def forget(self) -> None:
-        """Rebuild at the next ``sync``."""
-        self._queued = -1
+        """Read the queues anew at the next ``sync``."""
+        self._seen = None
 
     def add(self, request: Any) -> None:
-        """Follow a request that is being put into a queue."""
-        if self._queued < 0:
+        """Follow a request that is about to be appended to ``waiting``."""
+        if self._seen is None:
             return
         ticket: Ticket = request.horizonserve_ticket
-        if ticket.group != request.request_id or not is_fresh(request):
-            self.forget()  # a companion may belong to a group that already runs
+        if ticket in self._requests or not is_fresh(request):
+            self.forget()
             return
-        self._queued += 1
+        self._seen.append(request)
         self._requests[ticket] = [request]
         self.groups.add(ticket)
 
-    def took(self, request: Any) -> None:
-        """Follow a request that a step took out of its queue."""
-        self._queued -= 1
-        ticket = request.horizonserve_ticket
-        if (requests := self._requests.get(ticket)) is None:
-            self.forget()  # one of ``ahead``
-            return
-        requests.remove(request)
-        if not requests:
-            del self._requests[ticket]
-            self.groups.remove(ticket)
+    def took(self, requests: list[Any], waiting: Any) -> None:
+        """Follow a step that took these requests out of the queues."""
+        for request in requests:
+            ticket = request.horizonserve_ticket
+            if self._requests.pop(ticket, None) == [request]:
+                self.groups.remove(ticket)
+            else:
+                self.forget()  # one of ``ahead``, or a group of which a member is left
+        if self._seen is not None:
+            self._seen = list(waiting)
 
     def sync(self, waiting: Any, skipped: Any, running: list[Any]) -> None:
         """Make sure that this is what the queues hold."""
-        queued = len(waiting) + len(skipped)
-        stale = queued != self._queued or skipped or (waiting and not self._heads(waiting))
-        if stale:
-            self.rebuild(waiting, skipped, running)
+        # A heap has no order that could be compared, and blocked requests are rare.
+        followed = isinstance(waiting, FCFSRequestQueue) and not skipped
+        if not followed or self._seen is None or list(waiting) != self._seen:
+            self._rebuild(waiting, skipped, running)
+        if not followed:
+            self.forget()
 
-    def _heads(self, waiting: Any) -> bool:
-        head = waiting.peek_request()
-        return is_fresh(head) or head in self.ahead
-
-    def rebuild(self, waiting: Any, skipped: Any, running: list[Any]) -> None:
-        """Read the queues anew. O(queued + running)."""
-        self.groups = Waiting()
+    def _rebuild(self, waiting: Any, skipped: Any, running: list[Any]) -> None:
+        for request in running:
+            # Under the stock policy nobody marked what started.
+            request.horizonserve_ticket.started = True
+        self._seen = list(waiting)
         self._requests = {}
-        self._queued = len(waiting) + len(skipped)
-        fresh = [request for queue in (skipped, waiting) for request in queue if is_fresh(request)]
-        started = {request.horizonserve_ticket for request in running}
-        started.update(r.horizonserve_ticket for r in waiting if not is_fresh(r))
-        for request in fresh:
+        self.groups = Waiting()
+        for request in (*skipped, *self._seen):
             ticket = request.horizonserve_ticket
-            if ticket in started:
+            if not is_fresh(request):
                 continue
             if ticket in self._requests:
                 self._requests[ticket].append(request)
             else:
                 self._requests[ticket] = [request]
                 self.groups.add(ticket)
-        # A companion of a group that has started is never kept from it.
-        self.ahead = [
-            r for r in waiting if not is_fresh(r) or r.horizonserve_ticket not in self._requests
-        ]
+        self.ahead = [request for request in self._seen if not is_fresh(request)]
 
     def of(self, tickets: Iterable[Ticket]) -> list[Any]:
         """The requests of these groups, in their order."""
