@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
 
-from horizonserve.serving.cpu import PLATFORM, REQUIRED, platform
+from horizonserve.serving.cpu import PLATFORM, REQUIRED, cpu_platform
 
 platforms = pytest.importorskip("vllm.platforms")
 
@@ -19,7 +20,17 @@ def test_offered_only_where_vllm_runs_on_a_cpu(
 ) -> None:
     fake = SimpleNamespace(is_cpu=lambda: is_cpu)
     monkeypatch.setattr(platforms, "_current_platform", fake)
-    assert platform() == expected
+    assert cpu_platform() == expected
+
+
+@pytest.mark.vllm
+def test_the_entry_point_stays_a_function_when_its_module_is_loaded() -> None:
+    pytest.importorskip("vllm_omni")
+    importlib.import_module(PLATFORM.rpartition(".")[0])
+    (entry,) = importlib.metadata.entry_points(
+        group="vllm_omni.platform_plugins", name="horizonserve_cpu"
+    )
+    assert entry.load()() == PLATFORM
 
 
 @pytest.mark.vllm

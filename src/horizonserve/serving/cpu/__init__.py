@@ -29,7 +29,7 @@ REQUIRED: tuple[tuple[str, str], ...] = (
 )
 
 
-def platform() -> str | None:
+def cpu_platform() -> str | None:
     """Return the dotted path of the platform class where vLLM runs on a CPU, else ``None``."""
     try:
         from vllm.platforms import current_platform
