@@ -78,7 +78,6 @@ class QueueView(Scheduler):
             and not self.need_mamba_block_aligned_split
         )
         self._min_tokens: int = 1 if splits else self._max_tokens
-        self._fresh = FreshRequests()
         self._view = View([], 0, 0, 0)
         self._steps = self._full_steps = self._hiding_steps = 0
         self._admitted = self._admitted_long = 0
@@ -95,6 +94,8 @@ class QueueView(Scheduler):
             self._decode,
             lambda: self._clock(),
         )
+        admission = self._admission
+        self._fresh = FreshRequests(lambda request: admission.admit(request, self.requests))
         self._use(settings)
         self._record = Record(
             settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
@@ -35,7 +35,9 @@ class FreshRequests:
     costs a microsecond or two, and makes it read the queues anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, admit: Callable[[Any], object]) -> None:
+        """``admit`` gives a ticket to a request that entered some other way than by ``add``."""
+        self._admit = admit
         self.groups = Waiting()
         #: Requests of ``waiting`` that are not fresh, in their order.
         self.ahead: list[Any] = []
@@ -79,6 +81,9 @@ class FreshRequests:
             self.forget()
 
     def _rebuild(self, waiting: Any, skipped: Any, running: list[Any]) -> None:
+        for request in (*running, *skipped, *waiting):
+            if not hasattr(request, "horizonserve_ticket"):
+                self._admit(request)
         for request in running:
             # Under the stock policy nobody marked what started.
             request.horizonserve_ticket.started = True
