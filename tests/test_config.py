@@ -135,3 +135,13 @@ def test_any_environment_is_settings_or_a_config_error(name: str, value: str) ->
         assert str(error)
     else:
         assert isinstance(settings, Settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["configs/horizon.yaml", "configs/paper.yaml", "profiles/cpu-2-cores/qwen2.5-omni-small.yaml"],
+)
+def test_the_shipped_files_are_valid(name: str) -> None:
+    file = Path(__file__).parents[1] / name
+    _, sources = load({}, {"HORIZON_CONFIG": str(file)})
+    assert len(sources) >= 2
