@@ -89,6 +89,8 @@ def test_an_interrupt_during_boot_leaves_nothing(
         [sys.executable, "-c", script, str(tiny_model), str(tiny_deploy), str(log_file)],
         stderr=subprocess.PIPE,
         text=True,
+        # Where the tests run in the background it is ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         until_s = time.monotonic() + 400
