@@ -62,10 +62,10 @@ class Twin:
         self.keep = set(self.scheduler.running)
         self._add(waiting)
 
-    def _add(self, count: int) -> None:
+    def _add(self, count: int, kinds: str = "lss") -> None:
         for _ in range(count):
             self.added += 1
-            name = f"{'lss'[self.added % 3]}{self.added}"
+            name = f"{kinds[self.added % len(kinds)]}{self.added}"
             self.scheduler.add_request(make_request(name, prompt_tokens=20, output_tokens=5000))
 
     def step_s(self) -> float:
@@ -77,7 +77,8 @@ class Twin:
         new = [r.request_id for r in self.scheduler.running if r not in self.keep]
         assert len(new) == FREE
         self.scheduler.finish_requests(new, RequestStatus.FINISHED_ABORTED)
-        self._add(FREE)
+        for name in new:
+            self._add(1, name[0])
         return took_s
 
 
