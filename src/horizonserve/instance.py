@@ -19,6 +19,7 @@ sees and sweeps its own records only.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -111,6 +112,7 @@ class Record:
             self._map = mmap.mmap(file.fileno(), SIZE)
         aside.rename(self.path)
         self._seen = 2
+        atexit.register(self.close)  # for owners that end without saying so
 
     def poll(self) -> Settings | None:
         """New settings, once, when somebody asked for some. Never blocks, never raises."""
@@ -130,6 +132,7 @@ class Record:
 
     def close(self) -> None:
         """Remove the record; safe to call again."""
+        atexit.unregister(self.close)
         self.path.unlink(missing_ok=True)
 
 
