@@ -13,7 +13,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
@@ -25,7 +25,7 @@ ENV_PREFIX: Final = "HORIZON_"
 ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
 
 SchedulerName = Literal["default", "edf", "horizon"]
-SCHEDULERS: Final[tuple[SchedulerName, ...]] = ("default", "edf", "horizon")
+SCHEDULERS: Final[tuple[SchedulerName, ...]] = get_args(SchedulerName)
 
 
 class ConfigError(ValueError):

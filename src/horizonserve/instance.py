@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from horizonserve.config import Settings
+from horizonserve.process import stat_fields
 
 DIRECTORY: Final = Path("/dev/shm")
 PREFIX: Final = f"horizonserve-{os.stat('/proc/self/ns/pid').st_ino}-"
@@ -77,11 +78,9 @@ class InstanceError(RuntimeError):
 def _start_ticks(pid: int) -> int | None:
     """Start time of a process; with the pid it names one process for good. None if it is gone."""
     try:
-        # The command name may hold spaces and brackets; the fields after the last ")" do not.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        state, *rest = stat_fields(pid)
     except OSError:
         return None
-    state, *rest = fields.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
 
 

@@ -1,6 +1,6 @@
 """The demo: what the policies do to one mixed trace on the real server, in a few minutes.
 
-    python -m horizonserve.bench.demo --work DIR --deploy FILE --out DIR
+    horizonserve demo --work DIR
 
 It builds the `small` model if it is missing, starts the server once, measures each class alone,
 sets every target to 5 x solo p95, finds the saturation rate of the mix, plays one seeded trace
@@ -9,7 +9,6 @@ above it under each policy, and says whether more slots would have helped more.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Sequence
@@ -23,9 +22,8 @@ from horizonserve.bench.boot import booted
 from horizonserve.bench.calibrate import QUICK, Calibration, calibrate
 from horizonserve.bench.compare import DRAIN_GUESS_S, SETTLE_GUESS_S, Arm, Experiment, compare
 from horizonserve.bench.display import Display
-from horizonserve.bench.live import Live, LiveError
+from horizonserve.bench.live import Live
 from horizonserve.bench.play import Bounds
-from horizonserve.bench.server import ServerError
 from horizonserve.bench.store import Run, Store
 from horizonserve.bench.summary import ALL, Row, ratios, rows, to_csv, to_json
 from horizonserve.bench.table import KIND, ratio_line, table
@@ -169,25 +167,3 @@ def more_slots_advice(all_rows: Sequence[Row]) -> str:
             f" {figures}, within the uncertainty of one run."
         )
     return f"More slots do not replace the policy here: default at {MORE_SLOTS} slots: {figures}."
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line until `horizonserve demo` is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="where the model is kept")
-    parser.add_argument("--model", type=Path, help="a model directory, instead of one in --work")
-    parser.add_argument("--deploy", type=Path, required=True, help="deploy file of the model")
-    parser.add_argument("--out", type=Path, required=True, help="where results go")
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--time-limit-s", type=float, default=600.0)
-    a = parser.parse_args(argv)
-    try:
-        run(a.work, a.deploy, a.out, model_dir=a.model, port=a.port, time_limit_s=a.time_limit_s)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except (ServerError, LiveError) as error:
-        raise SystemExit(f"demo: {error}") from error
-
-
-if __name__ == "__main__":
-    main()

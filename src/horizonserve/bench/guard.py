@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from horizonserve.process import stat_fields
+
 SHM: Final = Path("/dev/shm")
 #: Signals in order, and how long each is given to work. The first SIGKILL spares the processes
 #: that remove semaphores once their parent is gone (Python's resource trackers).
@@ -43,17 +45,6 @@ _LONGEST_LOOK_S: Final = 60.0
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on.
-
-    Raises:
-        OSError: the process is gone.
-    """
-    # The command name may hold spaces and brackets; the fields after the last ")" do not.
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    return text.rpartition(")")[2].split()
 
 
 def is_runnable(pid: int) -> bool:

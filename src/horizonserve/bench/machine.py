@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from horizonserve.bench.guard import stat_fields
+from horizonserve.process import stat_fields
 
 
 @dataclass(frozen=True, slots=True)
