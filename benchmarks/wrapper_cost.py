@@ -3,8 +3,9 @@
     python -m pytest benchmarks/wrapper_cost.py --benchmark-columns=median,iqr,rounds
 
 Stock and wrapped steps alternate on twin schedulers, so that what the machine does meanwhile hits
-both; the ratio of a pair is what counts. Limits are asserted at twice the goal: a shared machine
-is no stopwatch.
+both; the difference of a pair is what counts. Who goes first alternates too: a second step finds
+warmer caches, which is worth more than the wrapper costs. Limits are asserted well above the goals:
+a shared machine is no stopwatch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from horizonserve import instance  # noqa: E402
 from horizonserve.serving.schedulers import HorizonARScheduler  # noqa: E402
 
 RUNNING, FREE = 64, 4
-PAIRS = 150
+PAIRS = 300
 
 
 @pytest.fixture(autouse=True)
@@ -90,10 +91,12 @@ def compare(benchmark: Any, waiting: int, **settings: Any) -> float:
             twin.step_s()
     pairs = []
 
-    def pair() -> None:
-        pairs.append((stock.step_s(), ours.step_s()))
+    def two_pairs() -> None:
+        first_s, then_ours_s = stock.step_s(), ours.step_s()
+        first_ours_s, then_s = ours.step_s(), stock.step_s()
+        pairs.append(((first_s + then_s) / 2, (first_ours_s + then_ours_s) / 2))
 
-    benchmark.pedantic(pair, rounds=PAIRS)
+    benchmark.pedantic(two_pairs, rounds=PAIRS)
     more_s = statistics.median(after - before for before, after in pairs)
     base_s = statistics.median(before for before, _ in pairs)
     benchmark.extra_info.update(stock_us=base_s * 1e6, more_us=more_s * 1e6)

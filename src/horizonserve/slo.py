@@ -6,7 +6,7 @@ the first response leaves the shared stage (text) and *long* when downstream sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -67,15 +67,15 @@ OUTPUT_OF_PRIORITY: Final = {0: Output.TEXT, 10: Output.AUDIO, 20: Output.IMAGE}
 _INPUT_LETTERS: Final = (("video", "v"), ("audio", "a"), ("image", "i"))
 
 
-def class_of(inputs: Iterable[str], output: Output) -> RequestClass:
+def class_of(inputs: Sequence[str], output: Output) -> RequestClass:
     """The class of a request with these multimodal inputs and this output.
 
     Inputs are modality names as vLLM spells them (``audio``, ``image``, ``video``); text is
     implied. An image made from sound or video has no class of its own and counts as ``i2i``.
     """
-    present = set(inputs)
-    if not present:
+    if not inputs:
         return _FROM_TEXT[output]
+    present = set(inputs)
     letter = next((letter for name, letter in _INPUT_LETTERS if name in present), "t")
     if output is Output.IMAGE and letter != "t":
         return RequestClass.I2I

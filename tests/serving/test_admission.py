@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from engine import make_request
-from vllm_omni.engine.serialization import (
-    deserialize_additional_information,
-    serialize_additional_information,
-)
+from vllm_omni.engine.serialization import serialize_additional_information
 
 from horizonserve.config import Settings
 from horizonserve.serving.admission import Admission
+from horizonserve.serving.schedulers import route
 from horizonserve.slo import Output, Path
 
 pytestmark = pytest.mark.vllm
@@ -27,7 +25,7 @@ NOW_S = 500.0
 
 def admit(request: Any, outputs: dict[int, Output] | None = None, **present: Any) -> Any:
     outputs = {0: Output.TEXT, 2: Output.AUDIO} if outputs is None else outputs
-    admission = Admission(SETTINGS, outputs, deserialize_additional_information, lambda: NOW_S)
+    admission = Admission(SETTINGS, outputs, route, lambda: NOW_S)
     return admission.admit(request, present)
 
 
@@ -61,11 +59,15 @@ def test_class_and_path(request_: Any, outputs: Any, expected: str, path: str) -
 
 
 def test_the_payload_is_read_as_it_comes_over_the_wire() -> None:
-    request = make_request("s")
-    request.additional_information = serialize_additional_information({"omni_final_stage_id": 2})
-    assert admit(request).request_class == "t2a"
-    request.additional_information = None
-    assert admit(request).request_class == "t2t"
+    def path_of(**info: Any) -> Path:
+        request = make_request("s")
+        request.additional_information = serialize_additional_information(info)
+        return admit(request).path
+
+    assert path_of(omni_final_stage_id=2) is Path.LONG
+    assert path_of(omni_final_stage_id=0) is Path.SHORT
+    assert path_of(omni_final_stage_id=0, omni_force_kv_transfer=True) is Path.LONG
+    assert path_of(global_request_id=["chatcmpl-1"]) is Path.SHORT
 
 
 def test_deadline_counts_from_arrival_with_the_time_in_the_front_end() -> None:

@@ -27,9 +27,8 @@ class Runs:
         self.size = 0
 
     def add(self, line: list[Ticket], start: int, stop: int) -> None:
-        if start < stop:
-            self.runs.append((line, start, stop))
-            self.size += stop - start
+        self.runs.append((line, start, stop))
+        self.size += stop - start
 
     def first(self, limit: int) -> list[Ticket]:
         """The first ``limit`` groups by deadline; equal deadlines keep their line's order."""
@@ -116,8 +115,12 @@ class Waiting:
             # (d - t) / r < u, that is d < t + u r
             given_up = bisect_left(deadlines_s, now_s + u_lost * estimate_s)
             guarded = bisect_left(deadlines_s, now_s + u_guard * estimate_s, given_up)
-            lost.add(tickets, 0, given_up)
-            protected.add(tickets, given_up, guarded)
-            ordinary.add(tickets, guarded, len(tickets))
-            size += len(tickets)
+            end = len(tickets)
+            size += end
+            if given_up:
+                lost.add(tickets, 0, given_up)
+            if given_up < guarded:
+                protected.add(tickets, given_up, guarded)
+            if guarded < end:
+                ordinary.add(tickets, guarded, end)
         return Kinds(protected, ordinary, lost, size)

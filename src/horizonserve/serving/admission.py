@@ -32,16 +32,19 @@ class Admission:
         self,
         settings: Settings,
         final_outputs: Mapping[int, Output],
-        decode: Callable[[Any], dict[str, Any]],
+        route: Callable[[Any], tuple[int, bool]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``final_outputs``: stage id -> what it gives the user; ``decode``: payload -> dict."""
-        self._final_outputs = final_outputs
-        self._long_output = next(
-            (output for output in final_outputs.values() if output is not Output.TEXT),
-            Output.AUDIO,
-        )
-        self._decode = decode
+        """A pipeline's ways.
+
+        ``final_outputs``: stage id -> what it gives the user; ``route``: request -> its final
+        stage and whether it is there to hand its KV cache on.
+        """
+        self._long_outputs = {
+            stage: output for stage, output in final_outputs.items() if output is not Output.TEXT
+        }
+        self._any_long_output = next(iter(self._long_outputs.values()), Output.AUDIO)
+        self._route = route
         self._clock = clock
         self._warned = False
         self.use(settings)
@@ -68,10 +71,7 @@ class Admission:
         return ticket
 
     def _ticket(self, request: Any, hints: Hints, present: Mapping[str, Any]) -> Ticket:
-        payload = getattr(request, "additional_information", None)
-        info = self._decode(payload) if payload is not None else {}
-        final_stage = info.get("omni_final_stage_id", 0)
-        companion = bool(info.get("omni_force_kv_transfer"))
+        final_stage, companion = self._route(request)
         if companion and (parent := _parent(request.request_id, present)) is not None:
             shared: Ticket = present[parent].horizonserve_ticket
             return shared
@@ -106,18 +106,16 @@ class Admission:
             return NO_HINTS
 
     def _class_of(self, request: Any, path: Path, final_stage: int, hints: Hints) -> RequestClass:
-        priority = hints.priority if hints.priority is not None else request.priority or None
+        # A priority of 0 is vLLM's default as well, so it says something only as a hint.
+        priority = request.priority or hints.priority
         output = OUTPUT_OF_PRIORITY.get(priority) if priority is not None else None
-        if output is None:
-            output = (
-                Output.TEXT
-                if path is Path.SHORT
-                else self._final_outputs.get(final_stage, self._long_output)
-            )
-            if path is Path.LONG and output is Output.TEXT:  # a companion, stamped as stage 0
-                output = self._long_output
+        if output is None and path is Path.SHORT:
+            output = Output.TEXT
+        elif output is None:
+            # A companion is stamped as stage 0.
+            output = self._long_outputs.get(final_stage, self._any_long_output)
         features = request.mm_features
-        return class_of((f.modality for f in features) if features else (), output)
+        return class_of([f.modality for f in features] if features else (), output)
 
 
 def _parent(companion: str, present: Iterable[str]) -> str | None:

@@ -29,7 +29,8 @@ SCHEDULER: Final[tuple[Name, ...]] = (
 OMNI_SCHEDULER: Final[tuple[Name, ...]] = (
     ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule"),
     ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARAsyncScheduler"),
-    ("vllm_omni.engine.serialization", "deserialize_additional_information"),
+    ("vllm_omni.engine", "AdditionalInformationPayload.entries"),
+    ("vllm_omni.engine", "AdditionalInformationEntry.scalar_data"),
     ("vllm_omni.config.pipeline_registry", "OMNI_PIPELINES"),
 )
 

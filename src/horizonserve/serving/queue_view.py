@@ -25,10 +25,6 @@ from horizonserve.slo import Output, Path, RequestClass
 logger = init_logger(f"vllm.{__name__}")
 
 
-def _plain(payload: Any) -> dict[str, Any]:
-    return dict(payload)
-
-
 class QueueView(Scheduler):
     """Shows vLLM's scheduler, for one step, the waiting requests that the policy wants it to see.
 
@@ -60,7 +56,7 @@ class QueueView(Scheduler):
     # What only a vLLM-Omni stage has: see schedulers.py. Plain vLLM must not import vLLM-Omni,
     # which patches it.
     _needs: tuple[compat.Name, ...] = compat.SCHEDULER
-    _decode: Callable[[Any], dict[str, Any]] = staticmethod(_plain)
+    _route: Callable[[Any], tuple[int, bool]] = staticmethod(lambda _: (0, False))
     _final_outputs: Callable[[Any], Mapping[int, Output]] = staticmethod(lambda _: {})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +87,7 @@ class QueueView(Scheduler):
         self._admission = Admission(
             settings,
             self._final_outputs(model_config),
-            self._decode,
+            self._route,
             lambda: self._clock(),
         )
         admission = self._admission
@@ -205,7 +201,7 @@ class QueueView(Scheduler):
         finally:
             if gone is not None:
                 gone = {*self.running, *self.skipped_waiting}
-            left = put_back(waiting, before, self.waiting, gone)
+            left = put_back(waiting, before, self.waiting, gone, self._fresh.remove)
             if skipped_view is not skipped:
                 left += put_back(skipped, skipped_before, self.skipped_waiting, gone)
             self.waiting, self.skipped_waiting = waiting, skipped
@@ -221,7 +217,7 @@ class QueueView(Scheduler):
                 request.horizonserve_ticket.started = True
                 self._admitted += 1
                 self._admitted_long += request.horizonserve_ticket.path is Path.LONG
-        self._fresh.took(left, self.waiting)
+        self._fresh.took(left)
 
     def _choose(self, free: int) -> list[Any]:
         """The visible requests of ``waiting`` and the visible fresh ones of ``skipped_waiting``."""

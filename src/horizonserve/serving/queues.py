@@ -42,7 +42,8 @@ class FreshRequests:
         #: Requests of ``waiting`` that are not fresh, in their order.
         self.ahead: list[Any] = []
         self._requests: dict[Ticket, list[Any]] = {}
-        self._seen: list[Any] | None = None
+        #: What ``waiting`` held, in its order; a dictionary, for what is taken out of the middle.
+        self._seen: dict[Any, None] | None = None
 
     def forget(self) -> None:
         """Read the queues anew at the next ``sync``."""
@@ -56,11 +57,22 @@ class FreshRequests:
         if ticket in self._requests or not is_fresh(request):
             self.forget()
             return
-        self._seen.append(request)
+        self._seen[request] = None
         self._requests[ticket] = [request]
         self.groups.add(ticket)
 
-    def took(self, requests: list[Any], waiting: Any) -> None:
+    def remove(self, waiting: Any, requests: list[Any]) -> None:
+        """Take these requests out of ``waiting``, which is as it was at ``sync``."""
+        if self._seen is None:
+            waiting.remove_requests(requests)
+            return
+        for request in requests:
+            del self._seen[request]
+        # To search the queue for them would cost as much as all the rest of a step's view.
+        waiting.clear()
+        waiting.extend(self._seen)
+
+    def took(self, requests: list[Any]) -> None:
         """Follow a step that took these requests out of the queues."""
         for request in requests:
             ticket = request.horizonserve_ticket
@@ -68,14 +80,12 @@ class FreshRequests:
                 self.groups.remove(ticket)
             else:
                 self.forget()  # one of ``ahead``, or a group of which a member is left
-        if self._seen is not None:
-            self._seen = list(waiting)
 
     def sync(self, waiting: Any, skipped: Any, running: list[Any]) -> None:
         """Make sure that this is what the queues hold."""
         # A heap has no order that could be compared, and blocked requests are rare.
         followed = isinstance(waiting, FCFSRequestQueue) and not skipped
-        if not followed or self._seen is None or list(waiting) != self._seen:
+        if not followed or self._seen is None or list(waiting) != list(self._seen):
             self._rebuild(waiting, skipped, running)
         if not followed:
             self.forget()
@@ -87,7 +97,7 @@ class FreshRequests:
         for request in running:
             # Under the stock policy nobody marked what started.
             request.horizonserve_ticket.started = True
-        self._seen = list(waiting)
+        self._seen = dict.fromkeys(waiting)
         self._requests = {}
         self.groups = Waiting()
         for request in (*skipped, *self._seen):
@@ -107,7 +117,13 @@ class FreshRequests:
         return [request for ticket in tickets for request in requests[ticket]]
 
 
-def put_back(queue: Any, before: list[Any], view: Any, gone: set[Any] | None) -> list[Any]:
+def put_back(
+    queue: Any,
+    before: list[Any],
+    view: Any,
+    gone: set[Any] | None,
+    remove: Callable[[Any, list[Any]], None] = lambda queue, left: queue.remove_requests(left),
+) -> list[Any]:
     """Make ``queue`` reflect what a step did to ``view``, which held ``before``.
 
     What is new in the view was preempted and goes to the front in its order. What left the view
@@ -123,7 +139,7 @@ def put_back(queue: Any, before: list[Any], view: Any, gone: set[Any] | None) ->
     kept, known = set(after), set(before)
     left = [r for r in before if r not in kept and (gone is None or r in gone)]
     if left:
-        queue.remove_requests(left)
+        remove(queue, left)
     for request in reversed([r for r in after if r not in known]):
         queue.prepend_request(request)
     return left

@@ -7,18 +7,33 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
-from vllm_omni.engine.serialization import deserialize_additional_information
 
 from horizonserve.serving import compat
 from horizonserve.serving.pipelines import final_outputs
 from horizonserve.serving.queue_view import QueueView
 
 
+def route(request: Any) -> tuple[int, bool]:
+    """The stage that answers, and whether the request is there to hand its KV cache on.
+
+    Only these two entries of the payload are read: to decode it all would copy the tensors that
+    may travel with a request.
+    """
+    payload = getattr(request, "additional_information", None)
+    if not payload:
+        return 0, False
+    if isinstance(payload, dict):  # a session that goes on
+        return payload.get("omni_final_stage_id", 0), "omni_force_kv_transfer" in payload
+    entries = payload.entries
+    final_stage = entries.get("omni_final_stage_id")
+    return final_stage.scalar_data if final_stage else 0, "omni_force_kv_transfer" in entries
+
+
 class OmniQueueView(QueueView):
     """``QueueView`` that reads what vLLM-Omni sends along with a request."""
 
     _needs = compat.SCHEDULER + compat.OMNI_SCHEDULER
-    _decode = staticmethod(deserialize_additional_information)
+    _route = staticmethod(route)
     _final_outputs = staticmethod(final_outputs)
 
 
