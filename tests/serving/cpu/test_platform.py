@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from horizonserve.serving.cpu import PLATFORM, REQUIRED, cpu_platform
+from horizonserve.serving.cpu import PLATFORM, REQUIRED, REQUIRED_DIFFUSION, cpu_platform
 
 platforms = pytest.importorskip("vllm.platforms")
 
@@ -47,7 +47,7 @@ def test_path_resolves_to_a_platform_with_workers() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("module", "path"), REQUIRED)
+@pytest.mark.parametrize(("module", "path"), REQUIRED + REQUIRED_DIFFUSION)
 def test_borrowed_name_exists(module: str, path: str) -> None:
     pytest.importorskip("vllm_omni")
     assert callable(attrgetter(path)(importlib.import_module(module)))

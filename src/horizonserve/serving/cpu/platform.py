@@ -42,9 +42,12 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
     ) -> str:
         """Torch's own attention, the only diffusion backend without a GPU kernel."""
-        from vllm_omni.diffusion.attention.backends.registry import DiffusionAttentionBackendEnum
+        return "horizonserve.serving.cpu.diffusion.CPUDiffusionBackend"
 
-        return str(DiffusionAttentionBackendEnum.TORCH_SDPA.get_path())
+    @classmethod
+    def get_diffusion_model_runner_cls(cls) -> str:
+        """Runner of the image stages; vLLM-Omni's own worker drives it."""
+        return "horizonserve.serving.cpu.diffusion.CPUDiffusionModelRunner"
 
     @classmethod
     def supports_torch_inductor(cls) -> bool:

@@ -22,6 +22,7 @@ from vllm_omni.worker.mixins import OmniWorkerMixin
 
 from horizonserve.serving import compat
 from horizonserve.serving.cpu import REQUIRED
+from horizonserve.serving.cpu.kv_layout import send_plain
 
 compat.require(REQUIRED)
 
@@ -55,6 +56,10 @@ class _HostMemory:
 
 class CPUARModelRunner(_HostMemory, GPUARModelRunner):
     """Runner of an autoregressive stage (thinker, talker)."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        send_plain(self.kv_transfer_manager)
 
 
 class CPUGenerationModelRunner(_HostMemory, GPUGenerationModelRunner):
