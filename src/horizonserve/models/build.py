@@ -10,7 +10,10 @@ from typing import cast
 from horizonserve.models.store import SCHEMA_VERSION, Marker, new_directory, read_marker
 
 # Family name -> module with ``build(size, out, seed)``. Imported on use: each needs torch.
-FAMILIES: dict[str, str] = {"qwen2.5-omni": "horizonserve.models.qwen2_5_omni"}
+FAMILIES: dict[str, str] = {
+    "qwen2.5-omni": "horizonserve.models.qwen2_5_omni",
+    "mimo-audio": "horizonserve.models.mimo_audio",
+}
 SIZES: tuple[str, ...] = ("tiny", "small")
 
 
