@@ -55,7 +55,7 @@ def main(
 
 @app.command("make-model")
 def make_model(
-    family: Annotated[str, typer.Argument(help="Model family: qwen2.5-omni or bagel.")],
+    family: Annotated[str, typer.Argument(help="Model family: qwen2.5-omni, mimo-audio or bagel.")],
     directory: Annotated[Path, typer.Argument(help="Where to write it.")],
     size: Annotated[str, typer.Option(help="tiny (for tests) or small (for measuring).")] = "tiny",
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,

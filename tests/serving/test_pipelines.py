@@ -56,6 +56,13 @@ def test_a_pipeline_that_is_resolved_late_changes_too(registry: dict[str, Any]) 
     assert resolved.stages[0].scheduler_cls == pipelines.SCHEDULER
 
 
+def test_a_resolver_may_refuse_a_configuration(registry: dict[str, Any]) -> None:
+    # Models found by architecture, such as MiMo-Audio, are offered to every resolver in turn.
+    OMNI_PIPELINES["late"] = lambda config: None
+    pipelines.install()
+    assert OMNI_PIPELINES["late"](object()) is None
+
+
 def test_installing_again_changes_nothing(registry: dict[str, Any]) -> None:
     assert pipelines.install() > 30
     after = dict(OMNI_PIPELINES)

@@ -13,6 +13,7 @@ from horizonserve.models.store import SCHEMA_VERSION, Marker, new_directory, rea
 FAMILIES: dict[str, str] = {
     "qwen2.5-omni": "horizonserve.models.qwen2_5_omni",
     "bagel": "horizonserve.models.bagel",
+    "mimo-audio": "horizonserve.models.mimo_audio",
 }
 SIZES: tuple[str, ...] = ("tiny", "small")
 

@@ -7,6 +7,8 @@ sees text for every generated token.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -31,45 +33,65 @@ SPECIAL_TOKENS: tuple[str, ...] = (
     "<|IMAGE|>",
     "<|VIDEO|>",
 )
-# Attribute names under which the Qwen2.5-Omni processor looks the placeholders up.
-PLACEHOLDERS: dict[str, str] = {
-    "audio_token": "<|AUDIO|>",
-    "image_token": "<|IMAGE|>",
-    "video_token": "<|VIDEO|>",
-    "audio_bos_token": "<|audio_bos|>",
-    "audio_eos_token": "<|audio_eos|>",
-    "vision_bos_token": "<|vision_bos|>",
-    "vision_eos_token": "<|vision_eos|>",
-}
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>"
-    "{% elif c['type'] == 'image' %}<|vision_bos|><|IMAGE|><|vision_eos|>"
-    "{% elif c['type'] == 'video' %}<|vision_bos|><|VIDEO|><|vision_eos|>"
-    "{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What differs between families: the tokens behind the words, and how media is written."""
+
+    special_tokens: tuple[str, ...]  # ids from FIRST_SPECIAL_ID on
+    placeholders: dict[str, str]  # attribute under which a processor looks a token up -> token
+    media: dict[str, str]  # kind of content in a chat message -> its text in the prompt
+
+
+QWEN_OMNI = Layout(
+    special_tokens=SPECIAL_TOKENS,
+    placeholders={
+        "audio_token": "<|AUDIO|>",
+        "image_token": "<|IMAGE|>",
+        "video_token": "<|VIDEO|>",
+        "audio_bos_token": "<|audio_bos|>",
+        "audio_eos_token": "<|audio_eos|>",
+        "vision_bos_token": "<|vision_bos|>",
+        "vision_eos_token": "<|vision_eos|>",
+    },
+    media={
+        "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+        "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
+        "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
+    },
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(layout: Layout = QWEN_OMNI) -> PreTrainedTokenizerFast:
     """Return the tokenizer, with the chat template and the modality placeholders set."""
     vocabulary, merges = _vocabulary()
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in layout.special_tokens])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(SPECIAL_TOKENS[3:]),
-        **PLACEHOLDERS,
+        additional_special_tokens=list(layout.special_tokens[3:]),
+        **layout.placeholders,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    for name, token in PLACEHOLDERS.items():
+    fast.chat_template = _chat_template(layout.media)
+    for name, token in layout.placeholders.items():
         setattr(fast, name, token)
     return fast
+
+
+def _chat_template(media: dict[str, str]) -> str:
+    parts = {**media, "text": "{{ c['text'] }}"}
+    branches = "{% elif ".join(f"c['type'] == '{kind}' %}}{text}" for kind, text in parts.items())
+    return (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+        f"{{% if {branches}{{% endif %}}{{% endfor %}}{{% endif %}}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
 
 
 def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:

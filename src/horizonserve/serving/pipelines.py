@@ -35,7 +35,9 @@ def install() -> int:
 
 def _resolver(resolve: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def resolve_with_scheduler(hf_config: Any) -> Any:
-        return _with_scheduler(resolve(hf_config))
+        # A resolver answers None to a configuration that is not its own.
+        pipeline = resolve(hf_config)
+        return None if pipeline is None else _with_scheduler(pipeline)
 
     resolve_with_scheduler.horizonserve = True  # type: ignore[attr-defined]
     return resolve_with_scheduler

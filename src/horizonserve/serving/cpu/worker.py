@@ -27,6 +27,11 @@ from horizonserve.serving.cpu.kv_layout import send_plain
 compat.require(REQUIRED)
 
 
+def _not_capturing() -> bool:
+    """A CPU has no streams, so none of them records a graph."""
+    return False
+
+
 class _HostMemory:
     """What vLLM's CPU runner replaces in the GPU runner, for any runner it is mixed into."""
 
@@ -42,6 +47,8 @@ class _HostMemory:
         # The GPU constructor asks for streams, events and memory pools; both calls make these
         # harmless on a machine that has none.
         _set_torch_accelerator_to_noop()
+        # Some models ask in their forward pass; torch raises where there is no CUDA driver.
+        torch.cuda.is_current_stream_capturing = _not_capturing
         with _torch_cuda_wrapper():
             super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self.use_cuda_graph = False
