@@ -1,0 +1,1 @@
+"""How many SMs each stage of one GPU may use (HorizonServe 4.4)."""

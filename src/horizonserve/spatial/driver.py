@@ -1,0 +1,167 @@
+"""The CUDA driver through cuda.bindings: one way to call it, and how it splits a device.
+
+Needs cuda-bindings 12.9 or 13 and a driver with green contexts (12.5). Nothing is imported or
+resolved before the first call, so that machines without a GPU can import this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from horizonserve.spatial.ladder import Die, Level, existing, smallest
+
+#: First driver with structured splits, and first whose resources report minimum and alignment.
+STRUCTURED_SINCE: Final = 13_010
+REPORTS_SINCE: Final = 13_000
+_RESOURCE_SM: Final = "CU_DEV_RESOURCE_TYPE_SM"
+#: CUDA_ERROR_INVALID_VALUE and CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: no such split here.
+_NO_SUCH_SPLIT: Final = frozenset({1, 915})
+
+_REMEDIES: Final = {
+    "import": "install cuda-bindings 12.9 or 13 (it comes with vLLM's CUDA build)",
+    "cuInit": "check that nvidia-smi sees a GPU and that the driver is loaded",
+    "cuDeviceGet": "check CUDA_VISIBLE_DEVICES and the device number",
+}
+_REMEDY: Final = "update to an NVIDIA driver for CUDA 12.5 or later, or switch spatial control off"
+
+
+class DriverError(RuntimeError):
+    """A driver call that failed; ``code`` is its CUresult, None where the bindings raised."""
+
+    def __init__(self, function: str, reason: str, code: int | None = None) -> None:
+        self.function, self.code = function, code
+        super().__init__(f"{function}: {reason}; {_REMEDIES.get(function, _REMEDY)}")
+
+
+def bindings() -> ModuleType:
+    """cuda.bindings.driver.
+
+    Raises:
+        DriverError: it is not installed.
+    """
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DriverError("import", f"no cuda.bindings ({error})") from error
+
+
+def call(function: str, *arguments: Any) -> Any:
+    """The results of one driver call: None, the one, or a tuple.
+
+    Raises:
+        DriverError: the call failed, in whichever way.
+    """
+    driver = bindings()
+    try:
+        code, *results = getattr(driver, function)(*arguments)
+    except AttributeError as error:
+        raise DriverError(function, f"these cuda.bindings lack it ({error})") from error
+    except Exception as error:
+        # No libcuda, a symbol newer than the driver, a result code newer than the bindings.
+        raise DriverError(function, f"{type(error).__name__}: {error}") from error
+    if int(code):
+        raise DriverError(function, getattr(code, "name", str(code)), int(code))
+    return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Both sides of one split, as the driver's opaque resources."""
+
+    group: Any
+    remainder: Any
+
+    @property
+    def granted(self) -> tuple[int, int]:
+        return _sms(self.group), _sms(self.remainder)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the opaque bytes: equal in two processes that mean the same SMs."""
+        content = bytes(self.group._internal_padding) + bytes(self.remainder._internal_padding)
+        return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _sms(resource: Any) -> int:
+    # An empty side has no type, and its count is not to be read.
+    return int(resource.sm.smCount) if int(resource.type) else 0
+
+
+class Device:
+    """One GPU as the driver describes it; makes no context.
+
+    Raises:
+        DriverError: no driver, no such device, or no green contexts.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        driver = bindings()
+        call("cuInit", 0)
+        self.handle = call("cuDeviceGet", ordinal)
+        self.driver_version = int(call("cuDriverGetVersion"))
+        attribute = driver.CUdevice_attribute
+        self.compute_capability = (
+            self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
+        self.mps = bool(self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED))
+        self.sm_type = getattr(driver.CUdevResourceType, _RESOURCE_SM)
+        self.resource = call("cuDeviceGetDevResource", self.handle, self.sm_type)
+        self.structured = self.driver_version >= STRUCTURED_SINCE and hasattr(
+            driver, "cuDevSmResourceSplit"
+        )
+        try:
+            minimum, alignment = smallest(self.compute_capability)
+        except ValueError as error:
+            raise DriverError("cuDeviceGetDevResource", str(error)) from error
+        sm = self.resource.sm
+        if self.driver_version >= REPORTS_SINCE and hasattr(sm, "minSmPartitionSize"):
+            minimum = int(sm.minSmPartitionSize) or minimum
+            alignment = int(sm.smCoscheduledAlignment) or alignment
+        self.die = Die(int(sm.smCount), minimum, alignment)
+
+    def _attribute(self, attribute: Any) -> int:
+        return int(call("cuDeviceGetAttribute", attribute, self.handle))
+
+    def split(self, requested_sms: int) -> Split | None:
+        """The split of the whole device that asks for so many SMs; None where the die has none.
+
+        Raises:
+            DriverError: the call failed for another reason.
+        """
+        try:
+            if self.structured:
+                group = bindings().CU_DEV_SM_RESOURCE_GROUP_PARAMS()
+                group.smCount = requested_sms
+                group.coscheduledSmCount = self.die.alignment_sms
+                groups, rest = call("cuDevSmResourceSplit", 1, self.resource, 0, [group])
+            else:
+                groups, count, rest = call(
+                    "cuDevSmResourceSplitByCount", 1, self.resource, 0, requested_sms
+                )
+                groups = groups[:count]
+        except DriverError as error:
+            if error.code in _NO_SUCH_SPLIT:
+                return None
+            raise
+        return Split(groups[0], rest) if groups else None
+
+    def levels(self) -> tuple[Level, ...]:
+        """Every level of the die without the whole, from splits that make no context.
+
+        Raises:
+            DriverError: a call failed, or a split does not cover the device.
+        """
+
+        def grant(requested_sms: int) -> tuple[int, int] | None:
+            split = self.split(requested_sms)
+            return split.granted if split else None
+
+        try:
+            return existing(self.die, grant)
+        except ValueError as error:
+            raise DriverError("split", str(error)) from error

@@ -1,0 +1,190 @@
+"""CUDA Green Contexts: caps one stage process to its side of each split (HorizonServe 5).
+
+Contexts and streams are made once and live as long as the process: streams and captured graphs
+die with their context. The primary context stays current; work is capped by the stream on which
+it is launched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Protocol
+
+from horizonserve.spatial.driver import Device, DriverError, Split, bindings, call
+from horizonserve.spatial.ladder import Level
+
+
+class Side(StrEnum):
+    """Whose SMs of a split this process takes."""
+
+    SHARED = "shared"
+    DOWNSTREAM = "downstream"
+
+
+class Streams(Protocol):
+    """The framework that launches work; torch in a server."""
+
+    def wrap(self, pointer: int) -> Any:
+        """A stream of the framework from a driver's handle."""
+        ...
+
+    def use(self, stream: Any) -> AbstractContextManager[int]:
+        """Launch on ``stream`` inside the context; gives the handle of the surrounding stream."""
+        ...
+
+
+def refusals(mps: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Why two processes with green contexts would not run side by side; empty if they would."""
+    reasons = []
+    if not mps:
+        reasons.append(
+            "MPS is not running: two processes take turns on the GPU; start"
+            " nvidia-cuda-mps-control -d before the server"
+        )
+    percentage = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "").strip()
+    if percentage:
+        try:
+            whole = float(percentage) == 100
+        except ValueError:
+            whole = False
+        if not whole:
+            reasons.append(
+                f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage} changes how many SMs a level"
+                " has; unset it or give 100"
+            )
+    partition = environment.get("CUDA_MPS_SM_PARTITION")
+    if partition:
+        reasons.append(
+            f"CUDA_MPS_SM_PARTITION={partition} already splits the device; unset it"
+        )
+    return reasons
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rung:
+    context: Any
+    handle: Any
+    stream: Any
+    #: Recorded by the surrounding stream before a forward, and by ours after it.
+    before: Any
+    after: Any
+
+
+class GreenBackend:
+    """This process's side of each level.
+
+    Only one thread may activate; levels change between forwards.
+
+    Raises:
+        DriverError: a context could not be made as granted; those made before are gone again.
+    """
+
+    def __init__(
+        self, device: Device, levels: tuple[Level, ...], side: Side, streams: Streams
+    ) -> None:
+        self.levels = levels
+        self._streams = streams
+        #: By level; the whole has none. Compare them between the processes of a server.
+        self.fingerprints: dict[Level, str] = {}
+        self._rungs: dict[Level, _Rung] = {}
+        undo: list[Callable[[], object]] = []
+        pushed = False
+        try:
+            # Green contexts are made of a device whose primary context is active.
+            if not int(call("cuCtxGetCurrent")):
+                primary = call("cuDevicePrimaryCtxRetain", device.handle)
+                undo.append(lambda: call("cuDevicePrimaryCtxRelease", device.handle))
+                call("cuCtxPushCurrent", primary)
+                pushed = True
+            for level in levels:
+                if not level.whole:
+                    self._rungs[level] = self._make(device, level, side, undo)
+        except BaseException:
+            for step in reversed(undo):
+                with suppress(DriverError):
+                    step()
+            raise
+        finally:
+            if pushed:
+                call("cuCtxPopCurrent")
+
+    def _make(
+        self, device: Device, level: Level, side: Side, undo: list[Callable[[], object]]
+    ) -> _Rung:
+        driver = bindings()
+        split = device.split(level.requested_sms)
+        granted = (level.shared_sms, level.downstream_sms)
+        if split is None or split.granted != granted:
+            raise DriverError("split", f"{level} is not what this device grants now")
+        self.fingerprints[level] = split.fingerprint
+        descriptor = call("cuDevResourceGenerateDesc", [_side(split, side)], 1)
+        flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = call("cuGreenCtxCreate", descriptor, device.handle, flag)
+        undo.append(lambda: call("cuGreenCtxDestroy", context))
+        sms = int(call("cuGreenCtxGetDevResource", context, device.sm_type).sm.smCount)
+        wanted = granted[0] if side is Side.SHARED else granted[1]
+        if sms != wanted:
+            raise DriverError("cuGreenCtxGetDevResource", f"{sms} SMs, not the {wanted} granted")
+        kind = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        handle = call("cuGreenCtxStreamCreate", context, kind, 0)
+        undo.append(lambda: call("cuStreamDestroy", handle))
+        events = []
+        for _ in range(2):
+            event = call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            undo.append(lambda event=event: call("cuEventDestroy", event))  # type: ignore[misc]
+            events.append(event)
+        return _Rung(context, handle, self._streams.wrap(int(handle)), *events)
+
+    def activate(self, level: Level) -> AbstractContextManager[None]:
+        """Launch on the level's stream, ordered after what came before and before what follows.
+
+        Raises:
+            ValueError: the level is none of ``levels``.
+            DriverError: ordering failed; the surrounding stream is in use again.
+        """
+        if level not in self.levels:
+            raise ValueError(f"{level} is not on the ladder")
+        rung = self._rungs.get(level)
+        return nullcontext() if rung is None else _Activation(rung, self._streams)
+
+
+def _side(split: Split, side: Side) -> Any:
+    return split.group if side is Side.SHARED else split.remainder
+
+
+class _Activation:
+    """A class, as a generator context costs more than the driver calls."""
+
+    __slots__ = ("_rung", "_surrounding", "_use")
+
+    def __init__(self, rung: _Rung, streams: Streams) -> None:
+        self._rung = rung
+        self._use = streams.use(rung.stream)
+
+    def __enter__(self) -> None:
+        rung = self._rung
+        self._surrounding = self._use.__enter__()
+        try:
+            call("cuEventRecord", rung.before, self._surrounding)
+            call("cuStreamWaitEvent", rung.handle, rung.before, 0)
+        except BaseException as error:
+            self._use.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        rung = self._rung
+        try:
+            call("cuEventRecord", rung.after, rung.handle)
+            call("cuStreamWaitEvent", self._surrounding, rung.after, 0)
+        finally:
+            self._use.__exit__(kind, error, trace)
