@@ -1,0 +1,67 @@
+"""Drives a GreenBackend on the fake driver, in a process of its own; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from horizonserve.spatial.driver import Device, DriverError, call
+from horizonserve.spatial.green import GreenBackend, Side
+from horizonserve.spatial.ladder import choose
+
+
+class Streams:
+    def __init__(self) -> None:
+        self.current = 0
+
+    def wrap(self, pointer: int) -> int:
+        return pointer
+
+    @contextmanager
+    def use(self, stream: int) -> Iterator[int]:
+        surrounding, self.current = self.current, stream
+        try:
+            yield surrounding
+        finally:
+            self.current = surrounding
+
+
+def main(side: str) -> None:
+    streams = Streams()
+    said: dict[str, object] = {}
+    try:
+        device = Device()
+        said["die"] = [device.die.total_sms, device.die.minimum_sms, device.die.alignment_sms]
+        said["structured"] = device.structured
+        levels = choose(device.die, device.levels())
+        backend = GreenBackend(device, levels, Side(side), streams)
+        said["levels"] = [[x.shared_sms, x.downstream_sms] for x in backend.levels]
+        said["fingerprints"] = list(backend.fingerprints.values())
+        mine = []
+        for rung in backend._rungs.values():
+            resource = call("cuGreenCtxGetDevResource", rung.context, device.sm_type)
+            # The fake keeps tag, first and end of its SM range in the opaque bytes.
+            opaque = bytes(resource._internal_padding)
+            mine.append([int.from_bytes(opaque[at : at + 4], "little") for at in (4, 8)])
+        said["ranges"] = mine
+        for level in levels:
+            with backend.activate(level):
+                assert bool(streams.current) != level.whole
+        try:
+            with backend.activate(levels[0]):
+                raise KeyError("forward")
+        except KeyError as error:
+            said["raised"] = str(error)
+    except DriverError as error:
+        said["error"] = str(error)
+    said["stream"] = streams.current
+    try:
+        said["context"] = int(call("cuCtxGetCurrent"))
+    except DriverError as error:
+        said["context"] = str(error)
+    print(json.dumps(said))
+
+
+main(sys.argv[1])

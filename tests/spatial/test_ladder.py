@@ -1,0 +1,62 @@
+"""Which levels a die has and which of them are used."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horizonserve.spatial.ladder import Die, Level, aligned, choose, existing, smallest
+from horizonserve.spatial.null import NullBackend
+
+
+@pytest.mark.parametrize(
+    ("total", "capability", "shared"),
+    [
+        (108, (8, 0), [4, 28, 54, 78, 104, 108]),
+        (132, (9, 0), [8, 32, 64, 96, 120, 132]),
+        (142, (8, 9), [4, 36, 70, 104, 138, 142]),
+        (188, (12, 0), [8, 48, 88, 136, 176, 188]),
+    ],
+)
+def test_the_table(total: int, capability: tuple[int, int], shared: list[int]) -> None:
+    die = Die(total, *smallest(capability))
+    rungs = choose(die, existing(die, aligned(die)))
+    assert [level.shared_sms for level in rungs] == shared
+
+
+@given(st.integers(16, 256), st.sampled_from([(7, 5), (8, 6), (9, 0), (12, 0)]), st.data())
+def test_rungs_exist_within_bounds(total: int, capability: tuple[int, int], data) -> None:
+    die = Die(total, *smallest(capability))
+    levels = existing(die, aligned(die))
+    low = data.draw(st.integers(0, total))
+    high = data.draw(st.integers(low, total))
+    most = data.draw(st.integers(2, 6))
+    *rungs, whole = choose(die, levels, low, high, most)
+    assert whole.whole and len(rungs) < most and set(rungs) <= set(levels)
+    counts = [level.shared_sms for level in rungs]
+    assert counts == sorted(set(counts))
+    assert all(low <= count <= high for count in counts)
+    assert all(level.shared_sms + level.downstream_sms == total for level in rungs)
+
+
+def test_a_rounding_driver_gives_one_level_for_what_it_grants() -> None:
+    die = Die(132, 8, 8)
+    levels = existing(die, lambda requested: (max(requested, 64), 132 - max(requested, 64)))
+    assert levels[0] == Level(64, 68, requested_sms=8)
+    assert len({level.shared_sms for level in levels}) == len(levels)
+
+
+def test_a_split_that_does_not_cover_the_die_is_refused() -> None:
+    with pytest.raises(ValueError, match="132 SMs of the device"):
+        existing(Die(132, 8, 8), lambda requested: (requested, 8))
+
+
+def test_null_records_decisions() -> None:
+    die = Die(132, 8, 8)
+    backend = NullBackend(choose(die, existing(die, aligned(die))))
+    with backend.activate(backend.levels[1]):
+        pass
+    assert backend.decisions == [backend.levels[1]]
+    with pytest.raises(ValueError), backend.activate(Level(1, 131, 1)):
+        pass
