@@ -197,6 +197,51 @@ def apply_changes(settings: Settings, changes: list[str]) -> Settings:
     return Settings().changed({**kept, **values, **dict.fromkeys(unknown)})
 
 
+@app.command("ladder")
+def show_ladder(
+    total_sms: Annotated[int | None, typer.Option(help="Of a GPU that is not here.")] = None,
+    compute_capability: Annotated[
+        str | None, typer.Option(help="X.Y, with --total-sms.", metavar="X.Y")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the SM levels of a GPU; makes no context on it.
+
+    Without options it asks this machine's driver. A real die may have fewer levels than the table.
+
+    Example: horizonserve ladder --total-sms 132 --compute-capability 9.0
+    """
+    from horizonserve.spatial import ladder
+    from horizonserve.spatial.driver import Device, DriverError
+
+    try:
+        if (total_sms is None) != (compute_capability is None):
+            raise ValueError("give --total-sms and --compute-capability together")
+        if total_sms is None or compute_capability is None:
+            device = Device()
+            die, levels = device.die, device.levels()
+        else:
+            major, _, minor = compute_capability.partition(".")
+            if not (major.isdecimal() and minor.isdecimal()):
+                raise ValueError(f"--compute-capability {compute_capability}: write X.Y")
+            die = ladder.Die(total_sms, *ladder.smallest((int(major), int(minor))))
+            levels = ladder.existing(die, ladder.aligned(die))
+        chosen = ladder.choose(die, levels)
+    except (ValueError, DriverError) as error:
+        raise _fail(error) from error
+    if as_json:
+        rows = [[level.shared_sms, level.downstream_sms] for level in chosen]
+        typer.echo(
+            json.dumps({"total_sms": die.total_sms, "existing": len(levels), "levels": rows})
+        )
+        return
+    table = Table("shared SMs", "downstream SMs", title=f"{die.total_sms} SMs")
+    for level in chosen:
+        both = ("all", "all") if level.whole else (level.shared_sms, level.downstream_sms)
+        table.add_row(*map(str, both))
+    Console().print(table)
+
+
 @app.command()
 def doctor(pid: InstanceOption = None, as_json: JsonOption = False) -> None:
     """Say what a running server does and what limits its promises.

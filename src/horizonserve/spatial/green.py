@@ -59,9 +59,7 @@ def refusals(mps: bool, environment: Mapping[str, str] = os.environ) -> list[str
             )
     partition = environment.get("CUDA_MPS_SM_PARTITION")
     if partition:
-        reasons.append(
-            f"CUDA_MPS_SM_PARTITION={partition} already splits the device; unset it"
-        )
+        reasons.append(f"CUDA_MPS_SM_PARTITION={partition} already splits the device; unset it")
     return reasons
 
 
