@@ -11,17 +11,19 @@ from horizonserve.spatial.null import NullBackend
 
 
 @pytest.mark.parametrize(
-    ("total", "capability", "shared"),
+    ("total", "capability", "low", "high", "most", "shared"),
     [
-        (108, (8, 0), [4, 28, 54, 78, 104, 108]),
-        (132, (9, 0), [8, 32, 64, 88, 120, 132]),
-        (142, (8, 9), [4, 38, 70, 104, 138, 142]),
-        (188, (12, 0), [8, 48, 88, 136, 176, 188]),
+        # Ends and spans that the rungs divide without rounding.
+        (108, (8, 0), None, None, 4, [4, 54, 104, 108]),
+        (132, (9, 0), None, None, 4, [8, 64, 120, 132]),
+        (132, (9, 0), 16, 112, 6, [16, 40, 64, 88, 112, 132]),
+        (142, (8, 9), 10, 50, 6, [10, 20, 30, 40, 50, 142]),
+        (188, (12, 0), None, None, 5, [8, 64, 120, 176, 188]),
     ],
 )
-def test_the_table(total: int, capability: tuple[int, int], shared: list[int]) -> None:
+def test_even_rungs(total, capability, low, high, most, shared) -> None:
     die = Die(total, *smallest(capability))
-    rungs = choose(die, existing(die, aligned(die)))
+    rungs = choose(die, existing(die, aligned(die)), low, high, most)
     assert [level.shared_sms for level in rungs] == shared
 
 
@@ -38,6 +40,8 @@ def test_rungs_exist_within_bounds(total: int, capability: tuple[int, int], data
     assert counts == sorted(set(counts))
     assert all(low <= count <= high for count in counts)
     assert all(level.shared_sms + level.downstream_sms == total for level in rungs)
+    assert all(min(x.shared_sms, x.downstream_sms) >= die.minimum_sms for x in rungs)
+    assert all(count % die.alignment_sms == 0 for count in counts)
 
 
 def test_a_rounding_driver_gives_one_level_for_what_it_grants() -> None:

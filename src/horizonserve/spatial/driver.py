@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from horizonserve.spatial.ladder import Die, Level, existing, smallest
+from horizonserve.spatial.ladder import Die, Level, existing, requests, smallest
 
 #: First driver with structured splits, and first whose resources report minimum and alignment.
 STRUCTURED_SINCE: Final = 13_010
 REPORTS_SINCE: Final = 13_000
 _RESOURCE_SM: Final = "CU_DEV_RESOURCE_TYPE_SM"
-#: CUDA_ERROR_INVALID_VALUE and CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: no such split here.
-_NO_SUCH_SPLIT: Final = frozenset({1, 915})
+#: CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION; also for a split that comes back without a group.
+NO_GROUP: Final = 915
+#: With CUDA_ERROR_INVALID_VALUE: this die has no such split.
+_NO_SUCH_SPLIT: Final = frozenset({1, NO_GROUP})
 
 _REMEDIES: Final = {
     "import": "install cuda-bindings 12.9 or 13 (it comes with vLLM's CUDA build)",
@@ -49,22 +52,38 @@ def bindings() -> ModuleType:
         raise DriverError("import", f"no cuda.bindings ({error})") from error
 
 
+def resolved(function: str) -> Callable[..., Any]:
+    """A driver call looked up once, for the hot path; gives the bindings' tuple, code first.
+
+    Raises:
+        DriverError: the bindings lack it; each call raises it where the call fails.
+    """
+    try:
+        raw = getattr(bindings(), function)
+    except AttributeError as error:
+        raise DriverError(function, f"these cuda.bindings lack it ({error})") from error
+
+    def checked(*arguments: Any) -> Any:
+        try:
+            outcome = raw(*arguments)
+        except Exception as error:
+            # No libcuda, a symbol newer than the driver, a result code newer than the bindings.
+            raise DriverError(function, f"{type(error).__name__}: {error}") from error
+        code = outcome[0]
+        if code:
+            raise DriverError(function, f"{getattr(code, 'name', code)} ({int(code)})", int(code))
+        return outcome
+
+    return checked
+
+
 def call(function: str, *arguments: Any) -> Any:
     """The results of one driver call: None, the one, or a tuple.
 
     Raises:
         DriverError: the call failed, in whichever way.
     """
-    driver = bindings()
-    try:
-        code, *results = getattr(driver, function)(*arguments)
-    except AttributeError as error:
-        raise DriverError(function, f"these cuda.bindings lack it ({error})") from error
-    except Exception as error:
-        # No libcuda, a symbol newer than the driver, a result code newer than the bindings.
-        raise DriverError(function, f"{type(error).__name__}: {error}") from error
-    if int(code):
-        raise DriverError(function, getattr(code, "name", str(code)), int(code))
+    _, *results = resolved(function)(*arguments)
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
@@ -127,41 +146,54 @@ class Device:
     def _attribute(self, attribute: Any) -> int:
         return int(call("cuDeviceGetAttribute", attribute, self.handle))
 
-    def split(self, requested_sms: int) -> Split | None:
-        """The split of the whole device that asks for so many SMs; None where the die has none.
+    @property
+    def split_function(self) -> str:
+        """The driver call that splits this device."""
+        return "cuDevSmResourceSplit" if self.structured else "cuDevSmResourceSplitByCount"
+
+    def split(self, requested_sms: int) -> Split:
+        """The split of the whole device that asks for so many SMs.
 
         Raises:
-            DriverError: the call failed for another reason.
+            DriverError: the call failed, also where the die has no such split.
         """
-        try:
-            if self.structured:
-                group = bindings().CU_DEV_SM_RESOURCE_GROUP_PARAMS()
-                group.smCount = requested_sms
-                group.coscheduledSmCount = self.die.alignment_sms
-                groups, rest = call("cuDevSmResourceSplit", 1, self.resource, 0, [group])
-            else:
-                groups, count, rest = call(
-                    "cuDevSmResourceSplitByCount", 1, self.resource, 0, requested_sms
-                )
-                groups = groups[:count]
-        except DriverError as error:
-            if error.code in _NO_SUCH_SPLIT:
-                return None
-            raise
-        return Split(groups[0], rest) if groups else None
+        if self.structured:
+            group = bindings().CU_DEV_SM_RESOURCE_GROUP_PARAMS()
+            group.smCount = requested_sms
+            group.coscheduledSmCount = self.die.alignment_sms
+            groups, rest = call(self.split_function, 1, self.resource, 0, [group])
+        else:
+            groups, count, rest = call(self.split_function, 1, self.resource, 0, requested_sms)
+            groups = groups[:count]
+        if not groups:
+            raise DriverError(self.split_function, f"no group of {requested_sms} SMs", NO_GROUP)
+        return Split(groups[0], rest)
 
     def levels(self) -> tuple[Level, ...]:
         """Every level of the die without the whole, from splits that make no context.
 
         Raises:
-            DriverError: a call failed, or a split does not cover the device.
+            DriverError: a call failed, a split does not cover the device, or the device refuses
+                every split although two minimal partitions fit.
         """
+        refusal: DriverError | None = None
 
         def grant(requested_sms: int) -> tuple[int, int] | None:
-            split = self.split(requested_sms)
-            return split.granted if split else None
+            nonlocal refusal
+            try:
+                return self.split(requested_sms).granted
+            except DriverError as error:
+                if error.code not in _NO_SUCH_SPLIT:
+                    raise
+                # The first request is the smallest, which every die should grant.
+                refusal = refusal or error
+                return None
 
         try:
-            return existing(self.die, grant)
+            levels = existing(self.die, grant)
         except ValueError as error:
-            raise DriverError("split", str(error)) from error
+            raise DriverError(self.split_function, str(error)) from error
+        if not levels and requests(self.die):
+            # A call that this driver finds malformed must not pass for a die without levels.
+            raise refusal or DriverError(self.split_function, f"no level on {self.die}")
+        return levels

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Protocol
 
-from horizonserve.spatial.driver import Device, DriverError, Split, bindings, call
+from horizonserve.spatial.driver import Device, DriverError, Split, bindings, call, resolved
 from horizonserve.spatial.ladder import Level
 
 
@@ -89,7 +89,11 @@ class GreenBackend:
         self._streams = streams
         #: By level; the whole has none. Compare them between the processes of a server.
         self.fingerprints: dict[Level, str] = {}
-        self._rungs: dict[Level, _Rung] = {}
+        #: None for the whole, which runs on the surrounding stream.
+        self._rungs: dict[Level, _Rung | None] = {}
+        # Looked up once: four of these calls go with every forward.
+        self._record = resolved("cuEventRecord")
+        self._wait = resolved("cuStreamWaitEvent")
         undo: list[Callable[[], object]] = []
         pushed = False
         try:
@@ -99,17 +103,22 @@ class GreenBackend:
                 undo.append(lambda: call("cuDevicePrimaryCtxRelease", device.handle))
                 call("cuCtxPushCurrent", primary)
                 pushed = True
+                undo.append(_pop)
             for level in levels:
-                if not level.whole:
-                    self._rungs[level] = self._make(device, level, side, undo)
-        except BaseException:
-            for step in reversed(undo):
-                with suppress(DriverError):
-                    step()
-            raise
-        finally:
+                self._rungs[level] = None if level.whole else self._make(device, level, side, undo)
             if pushed:
-                call("cuCtxPopCurrent")
+                # Not twice: a second pop would take a context that is not ours.
+                undo.remove(_pop)
+                _pop()
+            # The levels live as long as this object, so no other object has their id.
+            self._by_id = {id(level): self._rungs[level] for level in levels}
+        except BaseException as error:
+            for step in reversed(undo):
+                try:
+                    step()
+                except DriverError as second:
+                    error.add_note(f"undoing it failed too: {second}")
+            raise
 
     def _make(
         self, device: Device, level: Level, side: Side, undo: list[Callable[[], object]]
@@ -117,8 +126,8 @@ class GreenBackend:
         driver = bindings()
         split = device.split(level.requested_sms)
         granted = (level.shared_sms, level.downstream_sms)
-        if split is None or split.granted != granted:
-            raise DriverError("split", f"{level} is not what this device grants now")
+        if split.granted != granted:
+            raise DriverError(device.split_function, f"{level}: {split.granted} SMs granted now")
         self.fingerprints[level] = split.fingerprint
         descriptor = call("cuDevResourceGenerateDesc", [_side(split, side)], 1)
         flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
@@ -145,10 +154,19 @@ class GreenBackend:
             ValueError: the level is none of ``levels``.
             DriverError: ordering failed; the surrounding stream is in use again.
         """
-        if level not in self.levels:
-            raise ValueError(f"{level} is not on the ladder")
-        rung = self._rungs.get(level)
-        return nullcontext() if rung is None else _Activation(rung, self._streams)
+        # The same few objects come again and again, and hashing one costs more than this.
+        rung = self._by_id.get(id(level))
+        if rung is None:
+            if level not in self._rungs:
+                raise ValueError(f"{level} is not on the ladder")
+            rung = self._rungs[level]
+        if rung is None:
+            return nullcontext()
+        return _Activation(rung, self._streams.use(rung.stream), self._record, self._wait)
+
+
+def _pop() -> None:
+    call("cuCtxPopCurrent")
 
 
 def _side(split: Split, side: Side) -> Any:
@@ -158,18 +176,26 @@ def _side(split: Split, side: Side) -> Any:
 class _Activation:
     """A class, as a generator context costs more than the driver calls."""
 
-    __slots__ = ("_rung", "_surrounding", "_use")
+    __slots__ = ("_record", "_rung", "_surrounding", "_use", "_wait")
 
-    def __init__(self, rung: _Rung, streams: Streams) -> None:
+    def __init__(
+        self,
+        rung: _Rung,
+        use: AbstractContextManager[int],
+        record: Callable[..., Any],
+        wait: Callable[..., Any],
+    ) -> None:
         self._rung = rung
-        self._use = streams.use(rung.stream)
+        self._use = use
+        self._record = record
+        self._wait = wait
 
     def __enter__(self) -> None:
         rung = self._rung
-        self._surrounding = self._use.__enter__()
+        self._surrounding = surrounding = self._use.__enter__()
         try:
-            call("cuEventRecord", rung.before, self._surrounding)
-            call("cuStreamWaitEvent", rung.handle, rung.before, 0)
+            self._record(rung.before, surrounding)
+            self._wait(rung.handle, rung.before, 0)
         except BaseException as error:
             self._use.__exit__(type(error), error, error.__traceback__)
             raise
@@ -182,7 +208,12 @@ class _Activation:
     ) -> None:
         rung = self._rung
         try:
-            call("cuEventRecord", rung.after, rung.handle)
-            call("cuStreamWaitEvent", self._surrounding, rung.after, 0)
+            self._record(rung.after, rung.handle)
+            self._wait(self._surrounding, rung.after, 0)
+        except DriverError as second:
+            if error is None:
+                raise
+            # The forward failed first, and that is what has to be seen.
+            error.add_note(f"leaving the level failed too: {second}")
         finally:
             self._use.__exit__(kind, error, trace)
