@@ -137,3 +137,27 @@ def test_doctor_exits_with_one_when_it_has_advice(
     code, text = run("doctor", "--json")
     assert code == 1
     assert "order decides little" in json.loads(text)["advice"][0]
+
+
+def test_ladder_of_a_gpu_that_is_not_here() -> None:
+    here = ("ladder", "--total-sms", "132", "--compute-capability", "9.0")
+    code, output = run(*here, "--json")
+    said = json.loads(output)
+    assert code == 0 and said["total_sms"] == 132 and said["existing"] == 15
+    assert len(said["levels"]) <= 6 and said["levels"][-1] == [132, 0]
+    assert all(sum(level) == 132 for level in said["levels"])
+    code, output = run(*here)
+    assert code == 0 and "132 SMs" in output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--total-sms", "132"),
+        ("--total-sms", "132", "--compute-capability", "9"),
+        ("--total-sms", "132", "--compute-capability", "5.2"),
+    ],
+)
+def test_ladder_says_what_is_wrong(options: tuple[str, ...]) -> None:
+    code, output = run("ladder", *options)
+    assert code != 0 and "compute" in output

@@ -39,10 +39,12 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def drive(fake_library: Path) -> Drive:
-    """Builds and activates every level in a process; settings as FAKE_* variables."""
+def start(fake_library: Path) -> Callable[..., subprocess.Popen[str]]:
+    """A process that builds and activates every level; settings as FAKE_* variables."""
 
-    def run(side: str = "shared", python_path: Path | None = None, **fake: object) -> Any:
+    def run(
+        side: str = "shared", python_path: Path | None = None, **fake: object
+    ) -> subprocess.Popen[str]:
         environment = os.environ | {f"FAKE_{key.upper()}": str(fake[key]) for key in fake}
         environment["LD_LIBRARY_PATH"] = str(fake_library)
         environment["CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING"] = "1"
@@ -50,8 +52,28 @@ def drive(fake_library: Path) -> Drive:
             paths = (str(python_path), environment.get("PYTHONPATH", ""))
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, str(FAKES / "build.py"), side]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     return run
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What the process printed at its end."""
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return dict(json.loads(output))
+
+
+@pytest.fixture
+def drive(start: Callable[..., subprocess.Popen[str]]) -> Drive:
+    """Runs one such process to its end."""
+    return lambda *arguments, **fake: said(start(*arguments, **fake))
+
+
+@pytest.fixture
+def both(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., list[dict[str, Any]]]:
+    """Runs one process per side at the same time."""
+    return lambda **fake: [
+        said(process) for process in [start(side, **fake) for side in ("shared", "downstream")]
+    ]

@@ -5,7 +5,7 @@
  *
  * FAKE_SMS    SMs of the device (132)        FAKE_CC      compute capability, 90 for 9.0
  * FAKE_REACH  SMs that groups can cover      FAKE_DRIVER  driver version, 13010 for 13.1
- * FAKE_MPS    the MPS attribute (0)          FAKE_FAIL    CALL:CODE[:N], fails from call N (1) on
+ * FAKE_MPS    the MPS attribute (0)          FAKE_FAIL    CALL:CODE[:N],.. fails from call N (1)
  * FAKE_LOG    file that gets one line per call that makes, destroys or orders something
  */
 #include <stdint.h>
@@ -36,17 +36,27 @@ static uint32_t minimum(void) { return setting("FAKE_CC", 90) >= 90 ? 8 : 4; }
 static int version(void) { return setting("FAKE_DRIVER", 13010); }
 
 static void note(const char *name) {
-    const char *path = getenv("FAKE_LOG");
+    static const char *path; static int looked;
+    if (!looked) { path = getenv("FAKE_LOG"); looked = 1; }
     FILE *file = path && *path ? fopen(path, "a") : NULL;
     if (file) { fprintf(file, "%s\n", name); fclose(file); }
 }
 static int injected(const char *name) {
-    static const char *fail; static int looked, seen;
-    if (!looked) { fail = getenv("FAKE_FAIL"); looked = 1; }
+    static const char *all; static int looked, seen[8];
+    if (!looked) { all = getenv("FAKE_FAIL"); looked = 1; }
+    if (!all) return 0;
     size_t n = strlen(name);
-    if (!fail || strncmp(fail, name, n) || fail[n] != ':') return 0;
-    const char *from = strchr(fail + n + 1, ':');
-    return ++seen >= (from ? atoi(from + 1) : 1) ? atoi(fail + n + 1) : 0;
+    const char *fail = all;
+    for (int i = 0; fail && *fail && i < 8; i++) {
+        const char *next = strchr(fail, ',');
+        if (!strncmp(fail, name, n) && fail[n] == ':') {
+            const char *from = strchr(fail + n + 1, ':');
+            if (from && next && from > next) from = NULL;
+            return ++seen[i] >= (from ? atoi(from + 1) : 1) ? atoi(fail + n + 1) : 0;
+        }
+        fail = next ? next + 1 : NULL;
+    }
+    return 0;
 }
 #define BEGIN(name) do { int bad = injected(name); if (bad) return bad; \
                          if (!ready) return NO_INIT; } while (0)
@@ -70,10 +80,10 @@ int cuCtxGetCurrent(Context **c) { BEGIN("cuCtxGetCurrent");
     *c = depth ? stack[depth - 1] : NULL; return 0; }
 int cuDevicePrimaryCtxRetain(Context **c, int d) { BEGIN("cuDevicePrimaryCtxRetain"); (void)d;
     *c = &primary; note("retain"); return 0; }
-int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; note("release"); return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { BEGIN("cuDevicePrimaryCtxRelease"); (void)d; note("release"); return 0; }
 int cuCtxPushCurrent_v2(Context *c) { BEGIN("cuCtxPushCurrent"); stack[depth++] = c;
     note("push"); return 0; }
-int cuCtxPopCurrent_v2(Context **c) { if (!depth) return BAD_CONTEXT; *c = stack[--depth];
+int cuCtxPopCurrent_v2(Context **c) { BEGIN("cuCtxPopCurrent"); if (!depth) return BAD_CONTEXT; *c = stack[--depth];
     note("pop"); return 0; }
 int cuDeviceGetDevResource(int d, Resource *r, int type) { BEGIN("cuDeviceGetDevResource");
     (void)d; if (type != 1) return BAD_TYPE; fill(r, 0, total(), 0); return 0; }
@@ -109,7 +119,7 @@ int cuGreenCtxCreate(Context **c, Resource *d, int device, unsigned flags) {
     *c = calloc(1, sizeof **c); (*c)->first = d->in.first; (*c)->end = d->in.end;
     note("context"); return 0;
 }
-int cuGreenCtxDestroy(Context *c) { (void)c; note("-context"); return 0; }
+int cuGreenCtxDestroy(Context *c) { BEGIN("cuGreenCtxDestroy"); (void)c; note("-context"); return 0; }
 int cuGreenCtxGetDevResource(Context *c, Resource *r, int type) {
     BEGIN("cuGreenCtxGetDevResource"); if (type != 1) return BAD_TYPE;
     fill(r, c->first, c->end, 0); return 0;
@@ -118,10 +128,10 @@ int cuGreenCtxStreamCreate(Stream **s, Context *c, unsigned flags, int priority)
     BEGIN("cuGreenCtxStreamCreate"); (void)priority; if (flags != 1) return INVALID;
     *s = calloc(1, sizeof **s); (*s)->context = c; note("stream"); return 0;
 }
-int cuStreamDestroy_v2(Stream *s) { (void)s; note("-stream"); return 0; }
+int cuStreamDestroy_v2(Stream *s) { BEGIN("cuStreamDestroy"); (void)s; note("-stream"); return 0; }
 int cuEventCreate(void **e, unsigned f) { BEGIN("cuEventCreate"); (void)f; *e = malloc(1);
     note("event"); return 0; }
-int cuEventDestroy_v2(void *e) { (void)e; note("-event"); return 0; }
+int cuEventDestroy_v2(void *e) { BEGIN("cuEventDestroy"); (void)e; note("-event"); return 0; }
 int cuEventRecord(void *e, Stream *s) { BEGIN("cuEventRecord"); (void)e;
     note(s ? "record level" : "record outer"); return 0; }
 int cuStreamWaitEvent(Stream *s, void *e, unsigned f) { BEGIN("cuStreamWaitEvent"); (void)e;
