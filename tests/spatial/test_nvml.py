@@ -16,6 +16,12 @@ FAKES = Path(__file__).parent / "fakes"
 SOURCE_ROOT = Path(__file__).parents[2] / "src"
 
 
+def _path(*parts: Path | str) -> str:
+    """A search path of these directories; a string names a variable that has more of them."""
+    found = [str(part) if isinstance(part, Path) else os.environ.get(part) for part in parts]
+    return os.pathsep.join(filter(None, found))
+
+
 @dataclass(frozen=True)
 class Fake:
     """Where the compiled library lies, and children that find it there."""
@@ -25,10 +31,10 @@ class Fake:
 
     def run(self, script: str, library: Path | None = None) -> None:
         """Run a child's script; its asserts are the test's."""
-        # The child is told where the package is as well: it may not be installed.
+        # The package may not be installed where the tests run, so the child is told where it is.
         environment = os.environ | {
-            "LD_LIBRARY_PATH": str((library or self.library).parent),
-            "PYTHONPATH": os.pathsep.join([str(SOURCE_ROOT), str(FAKES)]),
+            "LD_LIBRARY_PATH": _path((library or self.library).parent, "LD_LIBRARY_PATH"),
+            "PYTHONPATH": _path(SOURCE_ROOT, FAKES, "PYTHONPATH"),
             "FAKE_NVML": str(self.scratch / "answers"),
             "FAKE_NVML_LOG": str(self.scratch / "calls"),
             # The order in which CUDA sees devices; NVML has one of its own.

@@ -118,6 +118,7 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to sample. The thread does not keep the process alive."""
+        self._fresh_s = self._clock()
         self._thread = threading.Thread(target=self._run, name="horizon-pressure", daemon=True)
         self._thread.start()
 
