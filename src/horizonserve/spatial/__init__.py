@@ -1,0 +1,1 @@
+"""SM caps: how many SMs the shared stage may use while downstream stages run beside it."""
