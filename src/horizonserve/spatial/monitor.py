@@ -7,9 +7,9 @@ the others. Layout (native byte order: it never leaves the machine):
     0     magic 8s | layout u32 | slots u32 | creator pid u64 | creator start ticks u64 |
           nonce u64 | crc32 u32
     256   8 slots of 256 bytes:
-          sequence u64 | pid u64 | start ticks u64 | levels u32 | active u32 | updated f64 |
-          last forward f64 | requested i64 | applied i64 | epoch u64 | pressure f64 | its time f64 |
-          8 levels: shared SMs u32, downstream SMs u32, fingerprint u64 |
+          sequence u64 | pid u64 | start ticks u64 | active u64 | updated f64 | last forward f64 |
+          requested i64 | applied i64 | epoch u64 | pressure f64 | its time f64 |
+          8 levels: shared SMs u32, downstream SMs u32, fingerprint u64 | levels u64 |
           sequence again u64 | crc32 u32
 
 A slot is believed only if both sequences agree and the checksum is right. The checksum starts from
@@ -34,7 +34,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 from horizonserve.process import pid_namespace, start_ticks
 
 #: Names the record of the server whose processes inherit it.
-VARIABLE: Final = "HORIZON_MONITOR"
+VARIABLE: Final = "HORIZONSERVE_MONITOR"
 DIRECTORY: Final = Path("/dev/shm")
 PREFIX: Final = f"horizonserve-monitor-{pid_namespace()}-"
 
@@ -57,17 +57,17 @@ _LAYOUT: Final = 1
 _HEAD: Final = struct.Struct("=8sIIQQQ")
 _HEAD_SIZE: Final = _HEAD.size + 4
 _CRC: Final = struct.Struct("=I")
-_STATE: Final = struct.Struct("=QQQIIddqqQdd")
-_LADDER: Final = struct.Struct("=" + "IIQ" * MAX_LEVELS)
 _LEVEL: Final = struct.Struct("=IIQ")
-_TAIL: Final = struct.Struct("=QI")
-_LADDER_AT: Final = _STATE.size
-_TAIL_AT: Final = _LADDER_AT + _LADDER.size
-_USED: Final = _TAIL_AT + _TAIL.size
+#: All levels and how many there are: a reader remembers what the last such bytes meant.
+_LADDER: Final = struct.Struct("=" + "IIQ" * MAX_LEVELS + "Q")
+_BODY: Final = struct.Struct(f"=QQQQddqqQdd{_LADDER.size}sQ")
+_SLOT: Final = struct.Struct(_BODY.format + "I")
+_USED: Final = _SLOT.size
 _STRIDE: Final = 256
 _EMPTY: Final = bytes(_USED)
 _SIZE: Final = _STRIDE * (1 + MAX_STAGES)
 _READS: Final = 4
+_MAX_PID: Final = 1 << 22
 _UNKNOWN: Final = math.nan
 
 assert _USED <= _STRIDE and _SIZE <= 4096
@@ -138,7 +138,7 @@ class Slot:
         # The monitor, not its file number: that may be another file's once it is closed.
         self._monitor, self._at = monitor, _slot_at(stage)
         self._levels = len(levels)
-        self._ladder = _LADDER.pack(*flat, *[0] * (3 * (MAX_LEVELS - len(levels))))
+        self.ladder = _LADDER.pack(*flat, *[0] * (3 * (MAX_LEVELS - len(levels))), len(levels))
         self._pid = os.getpid()
         self._start_ticks = start_ticks(self._pid) or 0
         self._sequence = 0
@@ -158,24 +158,22 @@ class Slot:
         if not (-1 <= requested < self._levels and -1 <= applied < self._levels and epoch >= 0):
             raise ValueError(f"{state}: levels 0 to {self._levels - 1}, epoch from 0")
         self._sequence = sequence = self._sequence + 1
-        body = (
-            _STATE.pack(
-                sequence,
-                self._pid,
-                self._start_ticks,
-                self._levels,
-                active,
-                now_s,
-                _UNKNOWN if forward_s is None else forward_s,
-                requested,
-                applied,
-                epoch,
-                _UNKNOWN if pressure is None else pressure,
-                _UNKNOWN if pressure_at_s is None else pressure_at_s,
-            )
-            + self._ladder
+        body = _BODY.pack(
+            sequence,
+            self._pid,
+            self._start_ticks,
+            active,
+            now_s,
+            _UNKNOWN if forward_s is None else forward_s,
+            requested,
+            applied,
+            epoch,
+            _UNKNOWN if pressure is None else pressure,
+            _UNKNOWN if pressure_at_s is None else pressure_at_s,
+            self.ladder,
+            sequence,
         )
-        body += _TAIL.pack(sequence, zlib.crc32(body, self._monitor.seed))
+        body += _CRC.pack(zlib.crc32(body, self._monitor.seed))
         try:
             return os.pwrite(self._monitor.file, body, self._at) == _USED
         except OSError:
@@ -198,7 +196,7 @@ class Monitor:
         self._creator = os.getpid() if created else None
         self.seed = _believed(os.pread(file, _SIZE, 0), path)
         self._known = [_Known() for _ in range(MAX_STAGES)]
-        self._decoded: dict[bytes, tuple[Level, ...]] = {}
+        self._ladders: dict[bytes, tuple[Level, ...]] = {}
 
     @classmethod
     def create(cls) -> Monitor:
@@ -276,6 +274,7 @@ class Monitor:
             ):
                 raise MonitorError(f"stage {stage} of {self.path.name}: process {held.pid} has it")
             slot = Slot(self, stage, levels)
+            self._ladders[slot.ladder] = tuple(levels)  # the same object: quick to compare
             if not slot.publish(State(), 0.0):
                 raise MonitorError(f"{self.path}: cannot be written")
             return slot
@@ -297,53 +296,59 @@ class Monitor:
                 return None, b""
             if slot == _EMPTY:
                 return None, slot
-            sequence, checksum = _TAIL.unpack_from(slot, _TAIL_AT)
-            if checksum == zlib.crc32(slot[:-4], self.seed) and slot[:8] == slot[-12:-4]:
-                return self._decode(slot), slot
+            fields = _SLOT.unpack(slot)
+            if fields[0] == fields[-2] and fields[-1] == zlib.crc32(slot[:-4], self.seed):
+                return self._decode(*fields), slot
         return None, slot
 
-    def _decode(self, slot: bytes) -> Reading | None:
-        (
-            _,
-            pid,
-            started,
-            count,
-            active,
-            updated_s,
-            forward_s,
-            requested,
-            applied,
-            epoch,
-            pressure,
-            pressure_at_s,
-        ) = _STATE.unpack_from(slot)
-        if not (0 < count <= MAX_LEVELS or (count == 0 and requested == applied == -1)) or not (
-            -1 <= requested < count and -1 <= applied < count
-        ):
+    def _decode(
+        self,
+        _sequence: int,
+        pid: int,
+        started: int,
+        active: int,
+        updated_s: float,
+        forward_s: float,
+        requested: int,
+        applied: int,
+        epoch: int,
+        pressure: float,
+        pressure_at_s: float,
+        ladder: bytes,
+        *_tail: int,
+    ) -> Reading | None:
+        levels = self._ladders.get(ladder)
+        if levels is None:
+            levels = self._learn(ladder)
+        count = len(levels)
+        if not (-1 <= requested < count and -1 <= applied < count):
             return None
-        if active > 1 or not math.isfinite(updated_s) or pid > 1 << 22:
+        # x - x is 0 for finite numbers only.
+        if active > 1 or pid > _MAX_PID or updated_s - updated_s != 0.0:
             return None
-        key = slot[_LADDER_AT:_TAIL_AT]
-        ladder = self._decoded.get(key)
-        if ladder is None:
-            if len(self._decoded) > MAX_STAGES:  # a stage was restarted often
-                self._decoded.clear()
-            ladder = self._decoded[key] = tuple(map(Level._make, _LEVEL.iter_unpack(key)))
         return Reading(
             pid,
             started,
             updated_s,
-            ladder[:count],
+            levels,
             State(
                 active == 1,
-                forward_s if math.isfinite(forward_s) else None,
+                forward_s if forward_s - forward_s == 0.0 else None,
                 None if requested < 0 else requested,
                 None if applied < 0 else applied,
                 epoch,
-                pressure if math.isfinite(pressure) else None,
-                pressure_at_s if math.isfinite(pressure_at_s) else None,
+                pressure if pressure - pressure == 0.0 else None,
+                pressure_at_s if pressure_at_s - pressure_at_s == 0.0 else None,
             ),
         )
+
+    def _learn(self, ladder: bytes) -> tuple[Level, ...]:
+        *_, count = _LADDER.unpack(ladder)
+        levels = tuple(map(Level._make, _LEVEL.iter_unpack(ladder[:-8])))[:count]
+        if len(self._ladders) > MAX_STAGES:  # stages were restarted with other ladders
+            self._ladders.clear()
+        self._ladders[ladder] = levels
+        return levels
 
     def active(self, stage: int, now_s: float, silence_s: float) -> bool | None:
         """Whether a stage has work. Never raises.
@@ -445,16 +450,12 @@ def _believed(content: bytes, path: Path) -> int:
     return int(checksum)
 
 
-def _records() -> Iterator[Path]:
-    return iter(sorted(DIRECTORY.glob(f"{PREFIX}[0-9]*")))
-
-
 def sweep() -> None:
-    """Remove this user's records whose creator is gone, whatever their version or state."""
-    for path in _records():
+    """Remove this user's records whose creator is gone, whatever their version or state, finished or not."""
+    for path in (*DIRECTORY.glob(f"{PREFIX}[0-9]*"), *DIRECTORY.glob(f".{PREFIX}[0-9]*")):
         with contextlib.suppress(OSError, ValueError):
             status = path.lstat()
-            pid = int(path.name.removeprefix(PREFIX))
+            pid = int(path.name.removeprefix(".").removeprefix(PREFIX))
             if status.st_uid == os.getuid() and not _claimed(path, pid):
                 path.unlink()
 
