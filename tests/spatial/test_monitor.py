@@ -355,6 +355,26 @@ def test_a_record_cut_short_while_in_use_is_unknown_until_the_next_write(
     assert record.decision(LEVELS, 1.0) == Decision(2, 4)
 
 
+def test_zeros_where_a_cut_record_grew_again_are_no_free_slot(record: Monitor) -> None:
+    record.claim(0, LEVELS).publish(STATE, 1.0)
+    last = record.claim(7, LEVELS)
+    os.truncate(record.path, 0)
+    last.publish(STATE, 1.0)
+    assert record.active(7, 1.0, 60.0) is True
+    for index in range(7):
+        assert record.read(index) is None
+        assert record.active(index, 1.0, 60.0) is None
+
+
+def test_a_stage_that_leaves_frees_its_slot(record: Monitor) -> None:
+    slot = record.claim(0, LEVELS)
+    slot.publish(STATE, 1.0)
+    slot.close()
+    assert record.read(0) is None
+    assert record.active(0, 1.0, 60.0) is False
+    assert record.decision(LEVELS, 1.0) is None
+
+
 def check(record: Monitor) -> bool:
     """Whether the slots are read as written, or in any case as something that can be."""
     for index in range(module.MAX_STAGES):

@@ -64,7 +64,6 @@ _BODY: Final = struct.Struct(f"=QQQQddqqQdd{_LADDER.size}sQ")
 _SLOT: Final = struct.Struct(_BODY.format + "I")
 _USED: Final = _SLOT.size
 _STRIDE: Final = 256
-_EMPTY: Final = bytes(_USED)
 _SIZE: Final = _STRIDE * (1 + MAX_STAGES)
 _READS: Final = 4
 _MAX_PID: Final = 1 << 22
@@ -182,7 +181,7 @@ class Slot:
     def close(self) -> None:
         """Give the slot back: nobody waits for a stage that left."""
         with contextlib.suppress(OSError):
-            os.pwrite(self._monitor.file, _EMPTY, self._at)
+            os.pwrite(self._monitor.file, self._monitor.free, self._at)
 
 
 class Monitor:
@@ -195,6 +194,8 @@ class Monitor:
         self.file = file
         self._creator = os.getpid() if created else None
         self.seed = _believed(os.pread(file, _SIZE, 0), path)
+        #: A slot that nobody has.
+        self.free = _free_slot(self.seed)
         self._known = [_Known() for _ in range(MAX_STAGES)]
         self._ladders: dict[bytes, tuple[Level, ...]] = {}
 
@@ -218,7 +219,9 @@ class Monitor:
         aside.unlink(missing_ok=True)
         file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(file, (head + _CRC.pack(zlib.crc32(head))).ljust(_SIZE, b"\0"), 0)
+            seed = zlib.crc32(head)
+            slots = _free_slot(seed).ljust(_STRIDE, b"\0") * MAX_STAGES
+            os.pwrite(file, (head + _CRC.pack(seed)).ljust(_STRIDE, b"\0") + slots, 0)
             aside.rename(path)
             monitor = cls(path, file, created=True)
         except BaseException:
@@ -294,7 +297,7 @@ class Monitor:
                 return None, b""
             if len(slot) != _USED:
                 return None, b""
-            if slot == _EMPTY:
+            if slot == self.free:
                 return None, slot
             fields = _SLOT.unpack(slot)
             if fields[0] == fields[-2] and fields[-1] == zlib.crc32(slot[:-4], self.seed):
@@ -367,7 +370,7 @@ class Monitor:
         reading, slot = self._read(stage)
         known = self._known[stage]
         if reading is None:
-            if slot == _EMPTY:
+            if slot == self.free:
                 return False
             if not known.pid:
                 return None
@@ -431,6 +434,12 @@ def _slot_at(stage: int) -> int:
     return _STRIDE * (1 + stage)
 
 
+def _free_slot(seed: int) -> bytes:
+    # With a checksum: plain zeros are what is read where a file was cut and grew again.
+    zeros = bytes(_USED - 4)
+    return zeros + _CRC.pack(zlib.crc32(zeros, seed))
+
+
 def _believed(content: bytes, path: Path) -> int:
     """Checksum of a record's header, which those of its slots start from.
 
@@ -451,7 +460,7 @@ def _believed(content: bytes, path: Path) -> int:
 
 
 def sweep() -> None:
-    """Remove this user's records whose creator is gone, whatever their version or state, finished or not."""
+    """Remove this user's records, whole or not, whose creator is gone."""
     for path in (*DIRECTORY.glob(f"{PREFIX}[0-9]*"), *DIRECTORY.glob(f".{PREFIX}[0-9]*")):
         with contextlib.suppress(OSError, ValueError):
             status = path.lstat()
