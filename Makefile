@@ -26,7 +26,7 @@ lint: $(READY)
 conformance: $(READY)  ## vLLM's own scheduler tests against our classes
 	$(BIN)/python scripts/conformance --work $(WORK)/conformance
 
-bench: $(READY)  ## the README's results table; an hour, resumable
+bench: $(READY)  ## the README's results table; 80 minutes, resumable
 	$(BIN)/python benchmarks/slots.py --model $(WORK)/models/qwen2.5-omni-small \
 		--deploy configs/deploy/qwen2_5_omni_small.yaml --out $(WORK)/slots
 

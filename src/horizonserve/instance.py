@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from horizonserve.config import Settings
-from horizonserve.process import stat_fields
+from horizonserve.process import pid_namespace, start_ticks
 
 DIRECTORY: Final = Path("/dev/shm")
-PREFIX: Final = f"horizonserve-{os.stat('/proc/self/ns/pid').st_ino}-"
+PREFIX: Final = f"horizonserve-{pid_namespace()}-"
 SIZE: Final = 8192
 
 _MAGIC: Final = b"HORIZON\0"
@@ -75,15 +75,6 @@ class InstanceError(RuntimeError):
     """No such live instance, or its record is unusable."""
 
 
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a process; with the pid it names one process for good. None if it is gone."""
-    try:
-        state, *rest = stat_fields(pid)
-    except OSError:
-        return None
-    return None if state in "ZX" else int(rest[18])
-
-
 class Record:
     """The scheduler's end: made at start, polled once per step, removed at shutdown."""
 
@@ -99,7 +90,7 @@ class Record:
             raise ValueError(f"identity: {len(name)} bytes of JSON, at most 896 fit")
         self.path = DIRECTORY / f"{PREFIX}{pid}"
         buffer = bytearray(SIZE)
-        _HEAD.pack_into(buffer, 0, _MAGIC, _LAYOUT, pid, _start_ticks(pid) or 0)
+        _HEAD.pack_into(buffer, 0, _MAGIC, _LAYOUT, pid, start_ticks(pid) or 0)
         buffer[_IDENTITY_AT : _IDENTITY_AT + len(name)] = name
         _put_request(buffer, settings, 2)
         _APPLIED.pack_into(buffer, _APPLIED_AT, 2, 0)
@@ -178,8 +169,8 @@ def _read(path: Path) -> Instance | None:
         return None
     if len(buffer) != SIZE:
         return None
-    magic, layout, pid, start_ticks = _HEAD.unpack_from(buffer, 0)
-    if magic != _MAGIC or layout != _LAYOUT or start_ticks != _start_ticks(pid):
+    magic, layout, pid, started = _HEAD.unpack_from(buffer, 0)
+    if magic != _MAGIC or layout != _LAYOUT or started != start_ticks(pid):
         return None
     settings = _get_request(buffer)
     try:
@@ -214,8 +205,8 @@ def sweep() -> None:
         with contextlib.suppress(OSError):
             head = path.read_bytes()[: _HEAD.size]
             if len(head) == _HEAD.size:
-                magic, _, pid, start_ticks = _HEAD.unpack(head)
-                if magic == _MAGIC and start_ticks == _start_ticks(pid):
+                magic, _, pid, started = _HEAD.unpack(head)
+                if magic == _MAGIC and started == start_ticks(pid):
                     continue
             if path.stat().st_uid == os.getuid():
                 path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -14,3 +15,17 @@ def stat_fields(pid: int) -> list[str]:
     # The command name may hold spaces and brackets; the fields after the last ")" do not.
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return text.rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process; with the pid it names one process for good. None if it is gone."""
+    try:
+        state, *rest = stat_fields(pid)
+    except OSError:
+        return None
+    return None if state in "ZX" else int(rest[18])
+
+
+def pid_namespace() -> int:
+    """The namespace that this process's pids are of; containers may share files but not this."""
+    return os.stat("/proc/self/ns/pid").st_ino

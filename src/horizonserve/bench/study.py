@@ -48,7 +48,7 @@ class StudyConfig:
     paper_slots: int = 4
     paper_load: float = 1.3
     #: Long enough for a queue that grows without bound to show what it does.
-    paper_duration_s: float = 200.0
+    paper_duration_s: float = 240.0
     slots: tuple[int, ...] = (1, 4, 8, 16)
     token_budgets: tuple[int, ...] = (4_096, 512)
     #: At 1.3x every policy keeps nearly everything with 16 slots (the demo shows it); these loads

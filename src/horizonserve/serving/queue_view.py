@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from vllm.logger import init_logger
@@ -201,9 +202,11 @@ class QueueView(Scheduler):
         finally:
             if gone is not None:
                 gone = {*self.running, *self.skipped_waiting}
-            left = put_back(waiting, before, self.waiting, gone, self._fresh.remove)
+            take_out = partial(self._fresh.remove, waiting)
+            left = put_back(waiting, before, self.waiting, gone, take_out)
             if skipped_view is not skipped:
-                left += put_back(skipped, skipped_before, self.skipped_waiting, gone)
+                take_out = skipped.remove_requests
+                left += put_back(skipped, skipped_before, self.skipped_waiting, gone, take_out)
             self.waiting, self.skipped_waiting = waiting, skipped
             self._hidden = 0
             self._follow(left)

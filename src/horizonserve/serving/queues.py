@@ -122,13 +122,14 @@ def put_back(
     before: list[Any],
     view: Any,
     gone: set[Any] | None,
-    remove: Callable[[Any, list[Any]], None] = lambda queue, left: queue.remove_requests(left),
+    remove: Callable[[list[Any]], None],
 ) -> list[Any]:
     """Make ``queue`` reflect what a step did to ``view``, which held ``before``.
 
     What is new in the view was preempted and goes to the front in its order. What left the view
     leaves the queue; after an exception only if it is among ``gone``, the requests known to be
-    elsewhere, because a step that broke off may hold a request that it never placed.
+    elsewhere, because a step that broke off may hold a request that it never placed. ``remove``
+    takes requests out of the queue.
 
     Returns:
         The requests that left the queue.
@@ -139,7 +140,7 @@ def put_back(
     kept, known = set(after), set(before)
     left = [r for r in before if r not in kept and (gone is None or r in gone)]
     if left:
-        remove(queue, left)
+        remove(left)
     for request in reversed([r for r in after if r not in known]):
         queue.prepend_request(request)
     return left

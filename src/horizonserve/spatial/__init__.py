@@ -1,1 +1,1 @@
-"""How many SMs each stage of one GPU may use (HorizonServe 4.4)."""
+"""SM caps: how many SMs the shared stage may use while downstream stages run beside it."""
