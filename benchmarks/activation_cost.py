@@ -6,14 +6,17 @@ On the fake driver, so it is the bookkeeping only; the budget is 5 us.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "tests" / "spatial" / "fakes" / "libcuda.c"
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spatial" / "fakes"))
+
+from fake_driver import compiled, skip_beside_a_real  # noqa: E402
+
+CUDA = "libcuda.so.1"
 BUDGET_S = 5e-6
 
 
@@ -27,19 +30,8 @@ class Streams:
 
 def test_activation(benchmark, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings")
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for the fake driver")
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        pass
-    else:
-        pytest.skip("a real CUDA driver is here; the fake must not stand in for it")
-    library = tmp_path / "libcuda.so.1"
-    flags = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, SOURCE, "-o", library], check=True)
-    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    skip_beside_a_real(CUDA)
+    ctypes.CDLL(str(compiled("libcuda.c", CUDA, tmp_path)), ctypes.RTLD_GLOBAL)
 
     from horizonserve.spatial.driver import Device
     from horizonserve.spatial.green import GreenBackend, Side

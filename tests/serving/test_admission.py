@@ -68,6 +68,7 @@ def test_the_payload_is_read_as_it_comes_over_the_wire() -> None:
     assert path_of(omni_final_stage_id=0) is Path.SHORT
     assert path_of(omni_final_stage_id=0, omni_force_kv_transfer=True) is Path.LONG
     assert path_of(global_request_id=["chatcmpl-1"]) is Path.SHORT
+    assert path_of(omni_final_stage_id=0, omni_force_kv_transfer=False) is Path.SHORT
 
 
 def test_deadline_counts_from_arrival_with_the_time_in_the_front_end() -> None:

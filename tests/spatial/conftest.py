@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +13,11 @@ from typing import Any
 import pytest
 
 FAKES = Path(__file__).parent / "fakes"
+sys.path.insert(0, str(FAKES))
+
+from fake_driver import compiled, skip_beside_a_real  # noqa: E402
+
+CUDA = "libcuda.so.1"
 Drive = Callable[..., dict[str, Any]]
 
 
@@ -22,20 +25,8 @@ Drive = Callable[..., dict[str, Any]]
 def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the fake libcuda.so.1."""
     pytest.importorskip("cuda.bindings")
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler for the fake driver")
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        pass
-    else:
-        pytest.skip("a real CUDA driver is here; the fake must not stand in for it")
-    directory = tmp_path_factory.mktemp("libcuda")
-    library = directory / "libcuda.so.1"
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, FAKES / "libcuda.c", "-o", library], check=True)
-    return directory
+    skip_beside_a_real(CUDA)
+    return compiled("libcuda.c", CUDA, tmp_path_factory.mktemp("libcuda")).parent
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,11 @@ from pathlib import Path
 import pytest
 
 FAKES = Path(__file__).parent / "fakes"
+sys.path.insert(0, str(FAKES))
+
+from fake_driver import compiled, skip_beside_a_real  # noqa: E402
+
+NVML = "libnvidia-ml.so.1"
 SOURCE_ROOT = Path(__file__).parents[2] / "src"
 
 
@@ -51,26 +55,11 @@ class Fake:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def compiled(directory: Path, *gone: str) -> Path:
-    """The fake library, without some of its functions."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (gcc or cc) for the fake NVML")
-    library = directory / "libnvidia-ml.so.1"
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-D{name}=gone_{name}" for name in gone]
-    command += ["-Wl,-soname,libnvidia-ml.so.1", str(FAKES / "fake_nvml.c"), "-o", str(library)]
-    subprocess.run(command, check=True, timeout=60)
-    return library
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    load = "import ctypes; ctypes.CDLL('libnvidia-ml.so.1')"
-    if subprocess.run([sys.executable, "-c", load], capture_output=True).returncode == 0:
-        pytest.skip("a real libnvidia-ml.so.1 is present: not to be mixed with a fake one")
-    return compiled(tmp_path_factory.mktemp("nvml"))
+    skip_beside_a_real(NVML)
+    return compiled("fake_nvml.c", NVML, tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
@@ -182,7 +171,14 @@ def test_a_buffer_that_stays_silent_is_none(fake: Fake) -> None:
 def test_an_old_library_without_the_functions(fake: Fake, tmp_path: Path) -> None:
     without = tmp_path / "old"
     without.mkdir()
-    old = compiled(without, "nvmlDeviceGetSamples", "nvmlGpmQueryDeviceSupport", "nvmlErrorString")
+    old = compiled(
+        "fake_nvml.c",
+        NVML,
+        without,
+        "nvmlDeviceGetSamples",
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlErrorString",
+    )
     fake.run(
         """
         answer("samples 1000:10\\nrates 30\\ndram 50")

@@ -26,7 +26,7 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from horizonserve.models.tokenizer import FIRST_SPECIAL_ID, FIRST_WORD_ID, build_tokenizer
+from horizonserve.models.tokenizer import build_tokenizer, silence_unspeakable
 
 # Ids of the tokenizer, rounded up as in Qwen's models.
 VOCABULARY = 152064
@@ -158,7 +158,8 @@ def _model_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     hidden = text.hidden_size
     latent = LATENT_PATCH**2 * VAE["z_channels"]
     language = Qwen2ForCausalLM(text)
-    _silence_unspeakable(language)
+    with torch.no_grad():
+        silence_unspeakable(language.lm_head.weight)
     parts = nn.ModuleDict(
         {
             "language_model": language,
@@ -195,10 +196,3 @@ def _image_side(name: str) -> str:
 
 def _stored(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.to(DTYPE).contiguous() for name, value in module.state_dict().items()}
-
-
-def _silence_unspeakable(model: Any) -> None:
-    """Keep random output from ids that stand for no word; see ``qwen2_5_omni``."""
-    with torch.no_grad():
-        model.lm_head.weight[:FIRST_WORD_ID] = 0
-        model.lm_head.weight[FIRST_SPECIAL_ID:] = 0

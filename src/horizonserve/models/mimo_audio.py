@@ -21,7 +21,13 @@ from vllm_omni.model_executor.models.mimo_audio.config_mimo_audio import (
 )
 from vllm_omni.model_executor.models.mimo_audio.modeling_audio_tokenizer import MiMoAudioTokenizer
 
-from horizonserve.models.tokenizer import FIRST_SPECIAL_ID, FIRST_WORD_ID, Layout, build_tokenizer
+from horizonserve.models.tokenizer import (
+    FIRST_SPECIAL_ID,
+    FIRST_WORD_ID,
+    Layout,
+    build_tokenizer,
+    silence_unspeakable,
+)
 
 VOCABULARY = 151680
 # The engine compares ids, so these tokens must stand at the ids they have in the released model.
@@ -161,8 +167,7 @@ def _alternate_words_and_sound(model: Any) -> None:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0
             layer.mlp.down_proj.weight[0] = 0
-        model.lm_head.weight[:FIRST_WORD_ID] = 0
-        model.lm_head.weight[FIRST_SPECIAL_ID:] = 0
+        silence_unspeakable(model.lm_head.weight)
         model.lm_head.weight[EMPTY_ID, 0] = 1
 
 

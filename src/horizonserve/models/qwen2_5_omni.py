@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
-from horizonserve.models.tokenizer import FIRST_SPECIAL_ID, FIRST_WORD_ID, build_tokenizer
+from horizonserve.models.tokenizer import build_tokenizer, silence_unspeakable
 
 # The engine reads voice tokens 151870 and 151872 from the thinker's embedding, so the vocabulary
 # keeps its full width at every size.
@@ -105,7 +105,7 @@ def build(size: str, out: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)).to(shape.dtype)
-        _silence_unspeakable(model)
+        _silence(model)
         model.save_pretrained(out)
         torch.save(_voices(config["token2wav_config"]["dit_config"]), out / "spk_dict.pt")
     # save_pretrained writes its own reading of the configuration; the engine needs ours.
@@ -159,17 +159,10 @@ def _config(shape: Shape) -> dict[str, Any]:
     return config
 
 
-def _silence_unspeakable(model: Any) -> None:
-    """Keep a random model from producing ids that stand for no word or no sound.
-
-    A zero output row has logit zero, below the best of many random ones, so neither greedy nor
-    top-k sampling picks it. Then text always has characters, and lengths are set by the request
-    instead of by a chance end token.
-    """
+def _silence(model: Any) -> None:
+    """Keep the model from producing ids that stand for no word or no sound."""
     with torch.no_grad():
-        text = model.thinker.lm_head.weight
-        text[:FIRST_WORD_ID] = 0
-        text[FIRST_SPECIAL_ID:] = 0
+        silence_unspeakable(model.thinker.lm_head.weight)
         model.talker.codec_head.weight[CODEC_IDS:] = 0
 
 

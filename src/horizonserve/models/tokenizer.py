@@ -8,6 +8,7 @@ sees text for every generated token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -81,6 +82,17 @@ def build_tokenizer(layout: Layout = QWEN_OMNI) -> PreTrainedTokenizerFast:
     for name, token in layout.placeholders.items():
         setattr(fast, name, token)
     return fast
+
+
+def silence_unspeakable(output_rows: Any) -> None:
+    """Keep a random model from producing ids that stand for no word.
+
+    A zero output row has logit zero, below the best of many random ones, so neither greedy nor
+    top-k sampling picks it. Then text always has characters, and lengths are set by the request
+    instead of by a chance end token. ``output_rows`` is (vocabulary, hidden); outside of autograd.
+    """
+    output_rows[:FIRST_WORD_ID] = 0
+    output_rows[FIRST_SPECIAL_ID:] = 0
 
 
 def _chat_template(media: dict[str, str]) -> str:

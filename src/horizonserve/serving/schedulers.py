@@ -23,10 +23,11 @@ def route(request: Any) -> tuple[int, bool]:
     if not payload:
         return 0, False
     if isinstance(payload, dict):  # a session that goes on
-        return payload.get("omni_final_stage_id", 0), "omni_force_kv_transfer" in payload
+        return payload.get("omni_final_stage_id", 0), bool(payload.get("omni_force_kv_transfer"))
     entries = payload.entries
     final_stage = entries.get("omni_final_stage_id")
-    return final_stage.scalar_data if final_stage else 0, "omni_force_kv_transfer" in entries
+    forced = entries.get("omni_force_kv_transfer")
+    return final_stage.scalar_data if final_stage else 0, bool(forced and forced.scalar_data)
 
 
 class OmniQueueView(QueueView):
