@@ -35,6 +35,7 @@ from typing import Any, Final, NamedTuple
 
 from horizonserve.config import Settings
 from horizonserve.process import pid_namespace, start_ticks
+from horizonserve.shared_file import make
 
 DIRECTORY: Final = Path("/dev/shm")
 PREFIX: Final = f"horizonserve-{pid_namespace()}-"
@@ -94,13 +95,8 @@ class Record:
         buffer[_IDENTITY_AT : _IDENTITY_AT + len(name)] = name
         _put_request(buffer, settings, 2)
         _APPLIED.pack_into(buffer, _APPLIED_AT, 2, 0)
-        # Written aside and renamed, so that a reader never meets half a record.
-        aside = self.path.with_name(f".{self.path.name}")
-        with open(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file:
-            file.write(buffer)
-            file.flush()
+        with open(make(self.path, buffer), "r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
-        aside.rename(self.path)
         self._seen = 2
         atexit.register(self.close)  # for owners that end without saying so
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import (
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2Model,
@@ -26,13 +25,18 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from horizonserve.models.tokenizer import build_tokenizer, silence_unspeakable
+from horizonserve.models.tokenizer import QWEN_OMNI, build_tokenizer, silence_unspeakable
 
 # Ids of the tokenizer, rounded up as in Qwen's models.
 VOCABULARY = 152064
 # Special tokens of BAGEL that the shared tokenizer has not: around an image, an image that is
 # looked at, and one that is edited.
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|fim_middle|>")
+LAYOUT = replace(
+    QWEN_OMNI,
+    special_tokens=QWEN_OMNI.special_tokens + IMAGE_TOKENS,
+    media=QWEN_OMNI.media | {"image": "<|image_pad|>"},
+)
 # The image stage computes in bfloat16 whatever the deploy file says.
 DTYPE = torch.bfloat16
 VIT_PATCH = 14  # pixels
@@ -129,22 +133,12 @@ def _write_config(config: dict[str, Any], out: Path) -> None:
 
 
 def _write_processor(out: Path) -> None:
-    tokenizer = build_bagel_tokenizer()
+    tokenizer = build_tokenizer(LAYOUT)
     tokenizer.save_pretrained(out)
     side = VIT_SIDE * VIT_PATCH
     SiglipImageProcessor(size={"height": side, "width": side}).save_pretrained(out)
     generation = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     (out / "generation_config.json").write_text(json.dumps(generation) + "\n", "utf-8")
-
-
-def build_bagel_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the shared tokenizer with BAGEL's image tokens and its way to show an image."""
-    tokenizer = build_tokenizer()
-    tokenizer.add_tokens(list(IMAGE_TOKENS), special_tokens=True)
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|image_pad|>"
-    )
-    return tokenizer
 
 
 def _model_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from horizonserve.process import pid_namespace, start_ticks
+from horizonserve.shared_file import make
 
 #: Names the record of the server whose processes inherit it.
 VARIABLE: Final = "HORIZONSERVE_MONITOR"
@@ -214,15 +215,10 @@ class Monitor:
         nonce = int.from_bytes(os.urandom(8), "little")
         head = _HEAD.pack(_MAGIC, _LAYOUT, MAX_STAGES, pid, start_ticks(pid) or 0, nonce)
         path = DIRECTORY / f"{PREFIX}{pid}"
-        # Written aside and renamed, so that a reader never meets half a record.
-        aside = path.with_name(f".{path.name}")
-        aside.unlink(missing_ok=True)
-        file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        seed = zlib.crc32(head)
+        slots = _free_slot(seed).ljust(_STRIDE, b"\0") * MAX_STAGES
+        file = make(path, (head + _CRC.pack(seed)).ljust(_STRIDE, b"\0") + slots)
         try:
-            seed = zlib.crc32(head)
-            slots = _free_slot(seed).ljust(_STRIDE, b"\0") * MAX_STAGES
-            os.pwrite(file, (head + _CRC.pack(seed)).ljust(_STRIDE, b"\0") + slots, 0)
-            aside.rename(path)
             monitor = cls(path, file, created=True)
         except BaseException:
             os.close(file)
