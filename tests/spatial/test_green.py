@@ -37,6 +37,12 @@ def test_two_processes_at_once_share_the_die(both, tmp_path: Path, die: str, dri
     assert shared["stream"] == 0 and shared["context"] == 0
 
 
+def test_two_gpus_of_a_kind_do_not_agree(drive) -> None:
+    first, second = drive(uuid=1), drive(uuid=2)
+    assert first["levels"] == second["levels"]
+    assert first["fingerprints"][0] != second["fingerprints"][0]
+
+
 def test_a_die_whose_groups_stop_early_keeps_only_what_exists(drive) -> None:
     said = drive(**DIES["132"])
     # The minimum would allow 120; this die grants nothing above 112.
@@ -64,7 +70,12 @@ BUILDING = ["cuDevResourceGenerateDesc", "cuGreenCtxCreate", "cuGreenCtxGetDevRe
 BUILDING += ["cuGreenCtxStreamCreate", "cuEventCreate"]
 ACTIVATING = ["cuEventRecord", "cuStreamWaitEvent"]
 ALL = ["cuInit", "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetAttribute", "cuCtxGetCurrent"]
-ALL += ["cuDeviceGetDevResource", "cuDevSmResourceSplit", "cuDevicePrimaryCtxRetain"]
+ALL += [
+    "cuDeviceGetUuid",
+    "cuDeviceGetDevResource",
+    "cuDevSmResourceSplit",
+    "cuDevicePrimaryCtxRetain",
+]
 ALL += ["cuCtxPushCurrent", *ACTIVATING, *BUILDING]
 ROLLBACK = ["cuCtxPopCurrent", "cuDevicePrimaryCtxRelease", "cuGreenCtxDestroy"]
 ROLLBACK += ["cuStreamDestroy", "cuEventDestroy"]

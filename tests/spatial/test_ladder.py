@@ -46,14 +46,14 @@ def test_rungs_exist_within_bounds(total: int, capability: tuple[int, int], data
 
 def test_a_rounding_driver_gives_one_level_for_what_it_grants() -> None:
     die = Die(132, 8, 8)
-    levels = existing(die, lambda requested: (max(requested, 64), 132 - max(requested, 64)))
-    assert levels[0] == Level(64, 68, requested_sms=8)
+    levels = existing(die, lambda requested: Level(max(requested, 64), 132 - max(requested, 64)))
+    assert levels[0] == Level(64, 68)
     assert len({level.shared_sms for level in levels}) == len(levels)
 
 
 def test_a_split_that_does_not_cover_the_die_is_refused() -> None:
     with pytest.raises(ValueError, match="132 SMs of the device"):
-        existing(Die(132, 8, 8), lambda requested: (requested, 8))
+        existing(Die(132, 8, 8), lambda requested: Level(requested, 8))
 
 
 def test_null_records_decisions() -> None:
@@ -62,5 +62,5 @@ def test_null_records_decisions() -> None:
     with backend.activate(backend.levels[1]):
         pass
     assert backend.decisions == [backend.levels[1]]
-    with pytest.raises(ValueError), backend.activate(Level(1, 131, 1)):
+    with pytest.raises(ValueError), backend.activate(Level(1, 131)):
         pass

@@ -94,15 +94,15 @@ class Split:
     group: Any
     remainder: Any
 
-    @property
-    def granted(self) -> tuple[int, int]:
-        return _sms(self.group), _sms(self.remainder)
+    #: Of the device that was split.
+    uuid: bytes
 
     @property
-    def fingerprint(self) -> str:
-        """Hash of the opaque bytes: equal in two processes that mean the same SMs."""
+    def level(self) -> Level:
+        """What was granted; the opaque bytes of both sides and the device are its fingerprint."""
         content = bytes(self.group._internal_padding) + bytes(self.remainder._internal_padding)
-        return hashlib.sha256(content).hexdigest()[:16]
+        digest = hashlib.sha256(self.uuid + content).digest()
+        return Level(_sms(self.group), _sms(self.remainder), int.from_bytes(digest[:8], "little"))
 
 
 def _sms(resource: Any) -> int:
@@ -121,6 +121,7 @@ class Device:
         driver = bindings()
         call("cuInit", 0)
         self.handle = call("cuDeviceGet", ordinal)
+        self.uuid = bytes(call("cuDeviceGetUuid", self.handle).bytes)
         self.driver_version = int(call("cuDriverGetVersion"))
         attribute = driver.CUdevice_attribute
         self.compute_capability = (
@@ -167,7 +168,7 @@ class Device:
             groups = groups[:count]
         if not groups:
             raise DriverError(self.split_function, f"no group of {requested_sms} SMs", NO_GROUP)
-        return Split(groups[0], rest)
+        return Split(groups[0], rest, self.uuid)
 
     def levels(self) -> tuple[Level, ...]:
         """Every level of the die without the whole, from splits that make no context.
@@ -178,10 +179,10 @@ class Device:
         """
         refusal: DriverError | None = None
 
-        def grant(requested_sms: int) -> tuple[int, int] | None:
+        def grant(requested_sms: int) -> Level | None:
             nonlocal refusal
             try:
-                return self.split(requested_sms).granted
+                return self.split(requested_sms).level
             except DriverError as error:
                 if error.code not in _NO_SUCH_SPLIT:
                     raise

@@ -87,8 +87,6 @@ class GreenBackend:
     ) -> None:
         self.levels = levels
         self._streams = streams
-        #: By level; the whole has none. Compare them between the processes of a server.
-        self.fingerprints: dict[Level, str] = {}
         #: None for the whole, which runs on the surrounding stream.
         self._rungs: dict[Level, _Rung | None] = {}
         # Looked up once: four of these calls go with every forward.
@@ -124,17 +122,15 @@ class GreenBackend:
         self, device: Device, level: Level, side: Side, undo: list[Callable[[], object]]
     ) -> _Rung:
         driver = bindings()
-        split = device.split(level.requested_sms)
-        granted = (level.shared_sms, level.downstream_sms)
-        if split.granted != granted:
-            raise DriverError(device.split_function, f"{level}: {split.granted} SMs granted now")
-        self.fingerprints[level] = split.fingerprint
+        split = device.split(level.shared_sms)
+        if split.level != level:
+            raise DriverError(device.split_function, f"{level} has become {split.level}")
         descriptor = call("cuDevResourceGenerateDesc", [_side(split, side)], 1)
         flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         context = call("cuGreenCtxCreate", descriptor, device.handle, flag)
         undo.append(lambda: call("cuGreenCtxDestroy", context))
         sms = int(call("cuGreenCtxGetDevResource", context, device.sm_type).sm.smCount)
-        wanted = granted[0] if side is Side.SHARED else granted[1]
+        wanted = level.shared_sms if side is Side.SHARED else level.downstream_sms
         if sms != wanted:
             raise DriverError("cuGreenCtxGetDevResource", f"{sms} SMs, not the {wanted} granted")
         kind = driver.CUstream_flags.CU_STREAM_NON_BLOCKING

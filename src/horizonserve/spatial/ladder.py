@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 MOST_LEVELS: Final = 6
 
@@ -30,14 +30,13 @@ class Die:
             raise ValueError(f"no such die: {self}")
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """SMs granted to both sides; they sum to the die's total."""
+class Level(NamedTuple):
+    """One split of the device, as granted: the SMs of both sides, which sum to its total."""
 
     shared_sms: int
     downstream_sms: int
-    #: What was asked for the shared stage to get this; rounding makes it differ.
-    requested_sms: int
+    #: Which SMs these are, as any 64-bit value: equal in two processes that mean the same split.
+    fingerprint: int = 0
 
     @property
     def whole(self) -> bool:
@@ -70,37 +69,38 @@ def requests(die: Die) -> range:
     return range(first, die.total_sms - die.minimum_sms + 1, step)
 
 
-def existing(die: Die, grant: Callable[[int], tuple[int, int] | None]) -> tuple[Level, ...]:
+def existing(die: Die, grant: Callable[[int], Level | None]) -> tuple[Level, ...]:
     """The levels of the die without the whole, by rising SMs of the shared stage.
 
-    ``grant`` gives the SMs of group and remainder for a requested count, None where it is refused.
+    ``grant`` gives the level for a requested count of SMs, None where it is refused. Only counts
+    that are granted as requested are kept, so that a level can be asked for again.
 
     Raises:
         ValueError: a grant does not add up to the die.
     """
-    found: dict[tuple[int, int], Level] = {}
+    found = []
     for requested in requests(die):
-        granted = grant(requested)
-        if granted is None:
+        level = grant(requested)
+        if level is None:
             continue
-        shared, downstream = granted
+        shared, downstream, _ = level
         if shared + downstream != die.total_sms:
             raise ValueError(
                 f"{requested} SMs asked: granted {shared} and {downstream}, which is not the"
                 f" {die.total_sms} SMs of the device"
             )
-        if min(granted) >= die.minimum_sms:
-            found.setdefault(granted, Level(shared, downstream, requested))
-    return tuple(found[granted] for granted in sorted(found))
+        if shared == requested and downstream >= die.minimum_sms:
+            found.append(level)
+    return tuple(found)
 
 
-def aligned(die: Die) -> Callable[[int], tuple[int, int] | None]:
+def aligned(die: Die) -> Callable[[int], Level | None]:
     """The grants of a die whose groups reach every aligned count; real dies may stop earlier."""
 
-    def grant(requested: int) -> tuple[int, int] | None:
+    def grant(requested: int) -> Level | None:
         step = die.alignment_sms
         shared = -(-max(requested, die.minimum_sms) // step) * step
-        return (shared, die.total_sms - shared) if shared <= die.total_sms else None
+        return Level(shared, die.total_sms - shared) if shared <= die.total_sms else None
 
     return grant
 
@@ -130,7 +130,7 @@ def choose(
     )
     multiples = [level for level in within if level.shared_sms % die.alignment_sms == 0]
     rungs = _spread(multiples or within, most - 1)
-    return (*rungs, Level(die.total_sms, 0, die.total_sms))
+    return (*rungs, Level(die.total_sms, 0))
 
 
 def _spread(levels: list[Level], count: int) -> list[Level]:

@@ -41,6 +41,7 @@ from typing import Final, NamedTuple
 
 from horizonserve.process import pid_namespace, start_ticks
 from horizonserve.shared_file import make
+from horizonserve.spatial.ladder import Level
 
 #: Names the record of the server whose processes inherit it.
 VARIABLE: Final = "HORIZONSERVE_MONITOR"
@@ -75,15 +76,6 @@ assert _USED <= _STRIDE and _SIZE <= 4096
 
 class MonitorError(RuntimeError):
     """No usable record, or the slot belongs to another process."""
-
-
-class Level(NamedTuple):
-    """One split of the GPU, as the driver granted it; levels are named by their index."""
-
-    shared_sms: int
-    downstream_sms: int
-    #: What else both sides must agree on, as any 64-bit value.
-    fingerprint: int = 0
 
 
 class State(NamedTuple):

@@ -56,7 +56,7 @@ def main(side: str) -> None:
         levels = choose(device.die, found)
         backend = GreenBackend(device, levels, Side(side), streams)
         said["levels"] = [[x.shared_sms, x.downstream_sms] for x in backend.levels]
-        said["fingerprints"] = list(backend.fingerprints.values())
+        said["fingerprints"] = [x.fingerprint for x in backend.levels]
         mine = []
         for rung in filter(None, backend._rungs.values()):
             resource = call("cuGreenCtxGetDevResource", rung.context, device.sm_type)

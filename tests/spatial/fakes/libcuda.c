@@ -5,6 +5,7 @@
  *
  * FAKE_SMS    SMs of the device (132)        FAKE_CC      compute capability, 90 for 9.0
  * FAKE_REACH  SMs that groups can cover      FAKE_DRIVER  driver version, 13010 for 13.1
+ * FAKE_UUID   every byte of the device's UUID (0)
  * FAKE_MPS    the MPS attribute (0)          FAKE_FAIL    CALL:CODE[:N],.. fails from call N (1)
  * FAKE_LOG    file that gets one line per call that makes, destroys or orders something
  */
@@ -73,6 +74,8 @@ int cuInit(unsigned f) { (void)f; int bad = injected("cuInit"); if (bad) return 
     ready = 1; primary.end = total(); return 0; }
 int cuDriverGetVersion(int *v) { BEGIN("cuDriverGetVersion"); *v = version(); return 0; }
 int cuDeviceGet(int *d, int n) { BEGIN("cuDeviceGet"); *d = 0; return n ? BAD_DEVICE : 0; }
+int cuDeviceGetUuid_v2(unsigned char *u, int d) { BEGIN("cuDeviceGetUuid"); (void)d;
+    memset(u, setting("FAKE_UUID", 0), 16); return 0; }
 int cuDeviceGetAttribute(int *v, int a, int d) { BEGIN("cuDeviceGetAttribute"); (void)d;
     int cc = setting("FAKE_CC", 90);
     *v = a == 75 ? cc / 10 : a == 76 ? cc % 10 : a == 133 ? setting("FAKE_MPS", 0) : 0; return 0; }
@@ -142,6 +145,7 @@ int cuStreamWaitEvent(Stream *s, void *e, unsigned f) { BEGIN("cuStreamWaitEvent
 static int cuGetProcAddress_any(const char *, void **, int, uint64_t, int *);
 static const struct { const char *name; int since; void *function; } TABLE[] = {
     S(cuInit, 0), S(cuDriverGetVersion, 0), S(cuDeviceGet, 0), S(cuDeviceGetAttribute, 0),
+    V(cuDeviceGetUuid, 0),
     S(cuCtxGetCurrent, 0), S(cuDevicePrimaryCtxRetain, 0), V(cuDevicePrimaryCtxRelease, 0),
     V(cuCtxPushCurrent, 0), V(cuCtxPopCurrent, 0), S(cuDeviceGetDevResource, 12040),
     S(cuDevSmResourceSplitByCount, 12040), S(cuDevSmResourceSplit, 13010),
