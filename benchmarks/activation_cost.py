@@ -34,8 +34,8 @@ def test_activation(benchmark, tmp_path: Path) -> None:
     ctypes.CDLL(str(compiled("libcuda.c", CUDA, tmp_path)), ctypes.RTLD_GLOBAL)
 
     from horizonserve.spatial.driver import Device
-    from horizonserve.spatial.green import GreenBackend, Side
-    from horizonserve.spatial.ladder import choose
+    from horizonserve.spatial.green import GreenBackend
+    from horizonserve.spatial.ladder import Side, choose
 
     device = Device()
     levels = choose(device.die, device.levels())

@@ -16,7 +16,8 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal, get_args
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from horizonserve.slo import Output, RequestClass
@@ -26,6 +27,8 @@ ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
 
 SchedulerName = Literal["default", "edf", "horizon"]
 SCHEDULERS: Final[tuple[SchedulerName, ...]] = get_args(SchedulerName)
+#: What every stage process must read alike, before it serves: environment or file only.
+START_ONLY: Final = ("spatial_backend", "s_min_sms", "s_cap_sms", "pressure", "graphs_per_level")
 
 
 class ConfigError(ValueError):
@@ -88,10 +91,36 @@ class Settings(BaseSettings):
     #: No path's first waiting request is held back for longer than this.
     max_hide_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 5.0
 
+    #: Cap the shared stage's SMs while downstream stages run (HorizonServe 4.4).
+    spatial: bool = True
+    #: With what: CUDA Green Contexts, CPU cores, or nothing but a record of the decisions. ``auto``
+    #: is green contexts where there is a GPU, else no spatial control.
+    spatial_backend: Literal["auto", "green", "cores", "null"] = "auto"
+    #: S_min and S_cap, in SMs (or cores); without them, a quarter and 0.6 of the device.
+    s_min_sms: Count | None = None
+    s_cap_sms: Count | None = None
+    #: B_sat: the pressure at which the shared stage gets S_cap.
+    b_sat: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
+    #: A change of level needs so many rungs of difference, and so long since the last one.
+    rung_step: Count = 1
+    min_dwell_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.5
+    #: NVML's memory utilisation, or DRAM bandwidth (GPM, Hopper and later).
+    pressure: Literal["utilization", "dram"] = "utilization"
+    #: Capture CUDA graphs once per level; without it a stage with graphs cannot be capped.
+    graphs_per_level: bool = False
+
     #: Usable slots of the shared stage; at most, and by default, its ``max_num_seqs``.
     slots: Count | None = None
     #: Tokens per step; at most, and by default, the stage's ``max_num_batched_tokens``.
     token_budget: Count | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Settings:
+        if self.s_min_sms and self.s_cap_sms and self.s_min_sms > self.s_cap_sms:
+            raise PydanticCustomError(
+                "crossed", "above s_cap_sms={cap}", {"cap": self.s_cap_sms, "field": "s_min_sms"}
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -104,6 +133,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # ``load`` merges the sources itself, because a user is told where a value came from.
         return (init_settings,)
+
+    @property
+    def caps(self) -> bool:
+        """Whether the spatial controller acts: it is half of ``horizon``, not of the others."""
+        return self.spatial and self.scheduler == "horizon"
 
     def slo_ms(self, request_class: RequestClass) -> float:
         """First-response target of the class."""
@@ -180,6 +214,13 @@ def load(
         merged.update(values)
         sources.update(dict.fromkeys(values, source))
 
+    for field in START_ONLY:
+        if field in (overrides or {}):
+            raise ConfigError(
+                f"{field} (additional_config)={merged[field]!r}: one stage's settings do not reach"
+                f" the others; set {ENV_PREFIX}{field.upper()} or the file {ENV_CONFIG_FILE} names"
+            )
+
     def spelled(field: str) -> str:
         source = sources.get(field, "")
         return f"{ENV_PREFIX}{field.upper()}" if source == "environment" else f"{field} ({source})"
@@ -197,21 +238,32 @@ def _validated(values: Mapping[str, Any], spelled: Any) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0])
+        # What concerns two fields is not at either of them.
+        field = str(first["loc"][0] if first["loc"] else first["ctx"]["field"])
         inner = "".join(f".{part}" for part in first["loc"][1:] if isinstance(part, str))
+        value = first["input"] if first["loc"] else values[field]
         raise ConfigError(
-            f"{spelled(field)}{inner}={first['input']!r}: {first['msg']}; {_remedy(field)}"
+            f"{spelled(field)}{inner}={value!r}: {first['msg']}; {_remedy(field)}"
         ) from error
 
 
 def _remedy(field: str) -> str:
+    choices = {
+        "scheduler": "default, edf or horizon",
+        "lost": "demote or protect",
+        "spatial_backend": "auto, green, cores or null",
+        "pressure": "utilization or dram",
+        "b_sat": "a number above 0 and at most 1, such as 0.9",
+        "min_dwell_s": "a number of seconds from 0 to 60, such as 0.5",
+    }
+    if field in choices:
+        return f"give {choices[field]}"
+    if field.endswith("_sms"):
+        return "give a whole number of SMs, s_min_sms at most s_cap_sms"
     if field.endswith("_ms"):
         return "give a finite number of milliseconds above 0, such as 800"
     if field.endswith("_s"):
         return "give a number of seconds above 0 and at most 60, such as 5"
-    choices = {"scheduler": "default, edf or horizon", "lost": "demote or protect"}
-    if field in choices:
-        return f"give {choices[field]}"
     annotation = Settings.model_fields[field].annotation
     if annotation is bool:
         return "give on or off"

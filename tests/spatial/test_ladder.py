@@ -14,11 +14,14 @@ from horizonserve.spatial.null import NullBackend
     ("total", "capability", "low", "high", "most", "shared"),
     [
         # Ends and spans that the rungs divide without rounding.
-        (108, (8, 0), None, None, 4, [4, 54, 104, 108]),
-        (132, (9, 0), None, None, 4, [8, 64, 120, 132]),
+        (108, (8, 0), 4, 104, 4, [4, 54, 104, 108]),
+        (132, (9, 0), 0, 132, 4, [8, 64, 120, 132]),
         (132, (9, 0), 16, 112, 6, [16, 40, 64, 88, 112, 132]),
         (142, (8, 9), 10, 50, 6, [10, 20, 30, 40, 50, 142]),
-        (188, (12, 0), None, None, 5, [8, 64, 120, 176, 188]),
+        (188, (12, 0), 0, 188, 5, [8, 64, 120, 176, 188]),
+        # Around where decode saturates: a quarter to 0.6.
+        (132, (9, 0), None, None, 6, [40, 48, 56, 64, 72, 132]),
+        (16, (8, 0), None, None, 6, [4, 6, 8, 16]),
     ],
 )
 def test_even_rungs(total, capability, low, high, most, shared) -> None:
@@ -61,6 +64,6 @@ def test_null_records_decisions() -> None:
     backend = NullBackend(choose(die, existing(die, aligned(die))))
     with backend.activate(backend.levels[1]):
         pass
-    assert backend.decisions == [backend.levels[1]]
+    assert list(backend.decisions) == [backend.levels[1]]
     with pytest.raises(ValueError), backend.activate(Level(1, 131)):
         pass

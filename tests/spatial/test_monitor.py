@@ -93,6 +93,31 @@ def test_what_a_stage_writes_the_others_read(record: Monitor) -> None:
     other.close()
 
 
+def test_a_stage_counts_as_active_for_a_moment_after_its_forward(record: Monitor) -> None:
+    slot = record.claim(1, LEVELS)
+    slot.publish(State(active=False, last_forward_s=5.0), 5.0)
+    seen = [record.active(1, 5.0 + late_s, 60.0, 0.1) for late_s in (0.05, 0.15)]
+    assert seen == [True, False]
+
+
+def test_the_first_veto_holds_for_all(record: Monitor) -> None:
+    other = Monitor.attach()
+    assert other.vetoed() is None
+    record.veto("stage 1: ü" + "x" * 500)
+    record.veto("stage 2: other")
+    assert (reason := other.vetoed()) is not None
+    assert reason.startswith("stage 1: üxxx") and 150 < len(reason) < 250
+    other.close()
+    assert other.vetoed() is None
+    other.veto("closed")
+
+
+def test_a_damaged_veto_is_none(record: Monitor) -> None:
+    record.veto("stage 1: graphs")
+    os.pwrite(record.file, b"?", 60)
+    assert record.vetoed() is None
+
+
 def test_the_record_is_private_and_goes_with_its_server(record: Monitor, directory: Path) -> None:
     assert stat.S_IMODE(record.path.stat().st_mode) == 0o600
     assert os.environ[VARIABLE] == record.path.name

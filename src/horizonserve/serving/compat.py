@@ -42,6 +42,20 @@ FRONT_END: Final[tuple[Name, ...]] = (
     ),
 )
 
+WORKER: Final[tuple[Name, ...]] = (
+    ("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_device"),
+    ("vllm.v1.worker.gpu_worker", "Worker.execute_model"),
+    ("vllm.v1.worker.gpu_worker", "Worker.sample_tokens"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.profile_run"),
+)
+
+DIFFUSION_WORKER: Final[tuple[Name, ...]] = (
+    ("vllm_omni.diffusion.worker.diffusion_worker", "WorkerWrapperBase"),
+    ("vllm_omni.diffusion.worker.diffusion_worker", "DiffusionWorker.execute_model"),
+    ("vllm_omni.diffusion.worker.diffusion_worker", "DiffusionWorker.execute_model_batch"),
+    ("vllm_omni.diffusion.worker.diffusion_worker", "DiffusionWorker.execute_stepwise"),
+)
+
 LAUNCH: Final[tuple[Name, ...]] = (
     ("vllm.engine.arg_utils", "EngineArgs.add_cli_args"),
     ("vllm_omni.entrypoints.cli.serve", "OmniServeCommand.validate"),

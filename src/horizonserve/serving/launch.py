@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from horizonserve.config import ENV_CONFIG_FILE, ENV_PREFIX, SCHEDULERS, ConfigError, load
+from horizonserve.config import ENV_CONFIG_FILE, ENV_PREFIX, SCHEDULERS, ConfigError, Settings, load
 from horizonserve.serving import compat
+from horizonserve.spatial.monitor import VARIABLE
 
 ENV_SCHEDULER: Final = f"{ENV_PREFIX}SCHEDULER"
 PLAIN_SCHEDULER: Final = "horizonserve.serving.plain.scheduler"
@@ -46,7 +47,10 @@ def add_flag() -> None:
 
 
 def _wrap_validate(
-    module: str, command: str, enable: Callable[[Any], None], remove_flag: Callable[[], None]
+    module: str,
+    command: str,
+    enable: Callable[[Any, Settings], None],
+    remove_flag: Callable[[], None],
 ) -> None:
     # The command whose parser is being built has its module loaded; the other is not wanted.
     if module not in sys.modules:
@@ -73,7 +77,7 @@ def _wrap_validate(
             sys.exit(f"horizonserve: {error}")
         os.environ[ENV_SCHEDULER] = settings.scheduler
         if settings.scheduler != "default":
-            enable(args)
+            enable(args, settings)
 
     cls.validate = validate
 
@@ -88,15 +92,16 @@ def _take_flag(args: Any) -> str | None:
     return chosen
 
 
-def _enable_omni(args: Any) -> None:
-    from horizonserve.serving import front_end, pipelines
+def _enable_omni(args: Any, settings: Settings) -> None:
+    from horizonserve.serving import front_end, hooks, pipelines
 
     compat.require(compat.LAUNCH)
     pipelines.install()
     front_end.install()
+    hooks.prepare(settings)
 
 
-def _enable_plain(args: Any) -> None:
+def _enable_plain(args: Any, settings: Settings) -> None:
     if args.scheduler_cls is not None:
         sys.exit(
             f"horizonserve: --scheduler-cls={args.scheduler_cls!r} and --scheduler exclude each"
@@ -116,9 +121,12 @@ def enable_in_child() -> None:
     command_line = {"vllm_omni.entrypoints.cli.serve", "vllm.entrypoints.cli.serve"}
     if multiprocessing.parent_process() is None and command_line & sys.modules.keys():
         return  # its flag may yet say default; ``validate`` decides
-    from horizonserve.serving import front_end, pipelines
+    from horizonserve.serving import front_end, hooks, pipelines
 
     if "vllm_omni.config.pipeline_registry" in sys.modules:
         pipelines.install()
+        if multiprocessing.parent_process() is None and VARIABLE not in os.environ:
+            hooks.prepare(load()[0])
+    hooks.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
         front_end.install()

@@ -18,7 +18,7 @@ from horizonserve.instance import Counters, Record
 from horizonserve.policy.edf import earliest_deadline_first
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import Rules, TemporalPolicy, View
-from horizonserve.serving import compat
+from horizonserve.serving import compat, hooks
 from horizonserve.serving.admission import Admission
 from horizonserve.serving.queues import FreshRequests, is_fresh, put_back
 from horizonserve.slo import Output, Path, RequestClass
@@ -103,6 +103,7 @@ class QueueView(Scheduler):
                 "max_slots": self._max_slots,
                 "min_token_budget": self._min_tokens,
                 "max_token_budget": self._max_tokens,
+                "spatial": hooks.described,
             },
         )
         logger.info(
@@ -126,6 +127,8 @@ class QueueView(Scheduler):
         assert self._admission is not None
         self._settings = settings
         self._admission.use(settings)
+        if hooks.shared is not None:
+            hooks.shared.use(settings)
         self._slots = min(settings.slots or self._max_slots, self._max_slots)
         wanted = settings.token_budget or self._max_tokens
         self.max_num_scheduled_tokens = min(max(wanted, self._min_tokens), self._max_tokens)

@@ -19,6 +19,8 @@ class Backend(Protocol):
     def activate(self, level: Level) -> AbstractContextManager[None]:
         """Cap what the calling thread launches inside the context.
 
+        What is launched after it is at the surrounding level or the next one that is activated.
+
         Raises:
             ValueError: the level is none of ``levels``.
         """

@@ -11,19 +11,11 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Protocol
 
 from horizonserve.spatial.driver import Device, DriverError, Split, bindings, call, resolved
-from horizonserve.spatial.ladder import Level
-
-
-class Side(StrEnum):
-    """Whose SMs of a split this process takes."""
-
-    SHARED = "shared"
-    DOWNSTREAM = "downstream"
+from horizonserve.spatial.ladder import Level, Side
 
 
 class Streams(Protocol):

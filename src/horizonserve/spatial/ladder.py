@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 MOST_LEVELS: Final = 6
@@ -28,6 +29,13 @@ class Die:
             0 < self.minimum_sms <= self.total_sms
         ):
             raise ValueError(f"no such die: {self}")
+
+
+class Side(StrEnum):
+    """Whose SMs of a level a process takes."""
+
+    SHARED = "shared"
+    DOWNSTREAM = "downstream"
 
 
 class Level(NamedTuple):
@@ -114,14 +122,15 @@ def choose(
 ) -> tuple[Level, ...]:
     """At most ``most`` rungs, evenly spread over [S_min, S_cap], and the whole as the last.
 
-    Multiples of the alignment are taken where there are any. Without bounds every level may be
-    chosen. Where no level lies within them, only the whole is left.
+    Multiples of the alignment are taken where there are any. Without bounds they are a quarter and
+    0.6 of the device, around the half at which decode saturates (HorizonServe 3.3: 64 to 80 of 142
+    SMs). Where no level lies within them, only the whole is left.
 
     Raises:
         ValueError: the bounds are crossed, or ``most`` leaves no room for a rung.
     """
-    low = die.minimum_sms if s_min_sms is None else s_min_sms
-    high = die.total_sms if s_cap_sms is None else s_cap_sms
+    low = int(die.total_sms * 0.25) if s_min_sms is None else s_min_sms
+    high = int(die.total_sms * 0.6) if s_cap_sms is None else s_cap_sms
     if low > high or most < 2:
         raise ValueError(f"S_min {low} to S_cap {high} SMs in {most} levels: no such ladder")
     within = sorted(

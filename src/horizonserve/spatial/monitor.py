@@ -6,6 +6,7 @@ the others. Layout (native byte order: it never leaves the machine):
 
     0     magic 8s | layout u32 | slots u32 | creator pid u64 | creator start ticks u64 |
           nonce u64 | crc32 u32
+    48    veto: crc32 u32 | length u16 | why no stage is to be capped, UTF-8
     256   8 slots of 256 bytes:
           sequence u64 | pid u64 | start ticks u64 | active u64 | updated f64 | last forward f64 |
           requested i64 | applied i64 | epoch u64 | pressure f64 | its time f64 |
@@ -63,10 +64,13 @@ _LEVEL: Final = struct.Struct("=IIQ")
 #: All levels and how many there are: a reader remembers what the last such bytes meant.
 _LADDER: Final = struct.Struct("=" + "IIQ" * MAX_LEVELS + "Q")
 _BODY: Final = struct.Struct(f"=QQQQddqqQdd{_LADDER.size}sQ")
+_VETO: Final = struct.Struct("=IH")
+_VETO_AT: Final = 48
 _SLOT: Final = struct.Struct(_BODY.format + "I")
 _USED: Final = _SLOT.size
 _STRIDE: Final = 256
 _SIZE: Final = _STRIDE * (1 + MAX_STAGES)
+_VETO_ROOM: Final = _STRIDE - _VETO_AT - _VETO.size
 _READS: Final = 4
 _MAX_PID: Final = 1 << 22
 _UNKNOWN: Final = math.nan
@@ -341,7 +345,41 @@ class Monitor:
         self._ladders[ladder] = levels
         return levels
 
-    def active(self, stage: int, now_s: float, silence_s: float) -> bool | None:
+    def veto(self, reason: str) -> None:
+        """Say, for all processes of the server, that no stage is to be capped. The first one stays.
+
+        Args:
+            reason: for people; cut to what the record has room for.
+        """
+        text = reason.encode()[:_VETO_ROOM].decode(errors="ignore").encode()
+        content = _VETO.pack(zlib.crc32(text, self.seed), len(text)) + text
+        if self.file < 0:
+            return
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            try:
+                if self.vetoed() is None:
+                    os.pwrite(self.file, content, _VETO_AT)
+            finally:
+                fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def vetoed(self) -> str | None:
+        """The reason that a process gave to `veto`. Never raises."""
+        try:
+            content = os.pread(self.file, _STRIDE - _VETO_AT, _VETO_AT)
+        except OSError:
+            return None
+        if len(content) < _VETO.size:
+            return None
+        checksum, length = _VETO.unpack_from(content)
+        text = content[_VETO.size : _VETO.size + length]
+        if not text or checksum != zlib.crc32(text, self.seed):
+            return None
+        return text.decode(errors="replace")
+
+    def active(
+        self, stage: int, now_s: float, silence_s: float, linger_s: float = 0.0
+    ) -> bool | None:
         """Whether a stage has work. Never raises.
 
         Args:
@@ -349,6 +387,7 @@ class Monitor:
             now_s: the monotonic clock.
             silence_s: a stage that wrote nothing for longer counts as inactive. More than its
                 longest forward.
+            linger_s: a stage still counts as active for so long after its last forward.
 
         Returns:
             False for a slot that nobody claimed, a dead writer (after `LIVENESS_S` at the latest)
@@ -367,7 +406,10 @@ class Monitor:
         if abs(now_s - known.updated_s) > silence_s:
             return False  # a time in the future is no sign of life either
         if reading is not None:
-            return reading.state.active
+            state = reading.state
+            if state.active or state.last_forward_s is None:
+                return state.active
+            return now_s - state.last_forward_s < linger_s
         return None if self._lives(known, now_s) else False
 
     def decision(self, levels: Sequence[Level], now_s: float) -> Decision | None:

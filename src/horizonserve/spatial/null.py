@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +14,8 @@ class NullBackend:
 
     def __init__(self, levels: tuple[Level, ...]) -> None:
         self.levels = levels
-        #: Every level activated, oldest first.
-        self.decisions: list[Level] = []
+        #: The last levels activated, oldest first.
+        self.decisions: deque[Level] = deque(maxlen=10_000)
 
     @contextmanager
     def activate(self, level: Level) -> Iterator[None]:

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from horizonserve.spatial.driver import Device, DriverError, call
-from horizonserve.spatial.green import GreenBackend, Side
-from horizonserve.spatial.ladder import choose
+from horizonserve.spatial.green import GreenBackend
+from horizonserve.spatial.ladder import Side, choose
 
 
 class Streams:

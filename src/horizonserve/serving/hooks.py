@@ -1,0 +1,252 @@
+"""Where the spatial loop meets vLLM: the record at launch, and the workers of each stage.
+
+A worker is reached through the wrapper that makes it, so that every worker class is, a user's own
+included: its ``execute_model`` and ``sample_tokens`` then run inside the loop of its stage.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from horizonserve.config import Settings, load
+from horizonserve.serving import compat
+from horizonserve.spatial.backend import Backend
+from horizonserve.spatial.cores import CoresBackend
+from horizonserve.spatial.cpu_proxy import CpuProxy
+from horizonserve.spatial.driver import Device, DriverError
+from horizonserve.spatial.green import GreenBackend, refusals
+from horizonserve.spatial.ladder import Die, Side, aligned, choose, existing
+from horizonserve.spatial.monitor import SHARED_STAGE, VARIABLE, Monitor, MonitorError
+from horizonserve.spatial.null import NullBackend
+from horizonserve.spatial.nvml import NvmlSource
+from horizonserve.spatial.pressure import Sampler, Source
+from horizonserve.spatial.stage import DownstreamStage, SharedStage, Stage
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+_DIFFUSION_FORWARDS: Final = ("execute_model", "execute_model_batch", "execute_stepwise")
+
+#: The shared stage of this process, for its scheduler; and what people are told of it.
+shared: SharedStage | None = None
+described: dict[str, Any] = {"state": "not prepared"}
+
+
+def prepare(settings: Settings) -> None:
+    """Make the record that the stage processes of this server meet at, in the launching process.
+
+    Without it they run uncapped. Where spatial control is asked for but cannot be, says why, once.
+    """
+    # Also for the children: that there is none is then decided.
+    os.environ[VARIABLE] = ""
+    if not settings.spatial or settings.scheduler == "default":
+        return
+    from vllm.platforms import current_platform
+
+    if settings.spatial_backend == "auto" and not current_platform.is_cuda():
+        logger.info(
+            "HorizonServe: no CUDA device, so no spatial control; HORIZON_SPATIAL_BACKEND=cores"
+            " caps CPU cores in its place"
+        )
+        return
+    if settings.spatial_backend in ("auto", "green") and (reasons := refusals(True)):
+        _say_refused("; ".join(reasons))
+        return
+    try:
+        Monitor.create()
+    except OSError as error:
+        _say_refused(f"/dev/shm cannot be written ({error})")
+
+
+def _say_refused(reason: str) -> None:
+    logger.warning("HorizonServe: no spatial control, temporal goes on: %s", reason)
+
+
+def install() -> None:
+    """Have the workers that this process will make run inside the loop of their stage."""
+    if not os.environ.get(VARIABLE):
+        return
+    if "vllm.v1.engine.core" in sys.modules:
+        compat.require(compat.WORKER)
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+        _after(WorkerWrapperBase, "init_device", _attach_llm)
+    if {
+        "vllm_omni.diffusion.stage_diffusion_proc",
+        "vllm_omni.diffusion.worker.diffusion_worker",
+    } & sys.modules.keys():
+        compat.require(compat.DIFFUSION_WORKER)
+        from vllm_omni.diffusion.worker.diffusion_worker import WorkerWrapperBase as Diffusion
+
+        _after(Diffusion, "__init__", _attach_diffusion)
+
+
+def _after(cls: type, method: str, attach: Callable[[Any], None]) -> None:
+    """Call ``attach`` with the worker of each wrapper whose ``method`` has returned."""
+    stock = getattr(cls, method)
+    if hasattr(stock, "__wrapped__") and stock.__module__ == __name__:
+        return
+
+    @functools.wraps(stock)
+    def then_attach(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = stock(self, *args, **kwargs)
+        attach(self.worker)
+        return result
+
+    then_attach.__module__ = __name__
+    setattr(cls, method, then_attach)
+
+
+def _attach_llm(worker: Any) -> None:
+    config = worker.vllm_config
+    index = int(getattr(config.model_config, "stage_id", 0))
+    stage = _attach(worker, index, lambda backend: _llm_refusal(config, index, backend))
+    if stage is None:
+        return
+    execute_model, sample_tokens = worker.execute_model, worker.sample_tokens
+
+    def execute_capped(scheduler_output: Any) -> Any:
+        with stage.forward(scheduler_output.total_num_scheduled_tokens > 0):
+            return execute_model(scheduler_output)
+
+    def sample_capped(grammar_output: Any) -> Any:
+        with stage.again():
+            return sample_tokens(grammar_output)
+
+    worker.execute_model, worker.sample_tokens = execute_capped, sample_capped
+    if worker.device.type == "cuda":
+        _profile_each_level(worker.model_runner, stage)
+
+
+def _attach_diffusion(worker: Any) -> None:
+    gpus = worker.od_config.num_gpus or 1
+    why = None if gpus == 1 else f"it uses {gpus} GPUs, not one"
+    stage = _attach(worker, int(worker.stage_id), lambda _: why)
+    if stage is None:
+        return
+    for name in _DIFFUSION_FORWARDS:
+        setattr(worker, name, _capped(stage, getattr(worker, name)))
+
+
+def _capped(stage: Stage, stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def capped(*args: Any, **kwargs: Any) -> Any:
+        with stage.forward():
+            return stock(*args, **kwargs)
+
+    return capped
+
+
+def _profile_each_level(runner: Any, stage: Stage) -> None:
+    """Have vLLM size its KV cache after every level has its workspaces, which it keeps."""
+    stock = runner.profile_run
+
+    def profile_run() -> None:
+        for level in stage.levels:
+            with stage.backend.activate(level):
+                stock()
+
+    runner.profile_run = profile_run
+
+
+def _llm_refusal(config: Any, index: int, backend: str) -> str | None:
+    """Why an LLM stage cannot be capped; None if it can."""
+    parallel = config.parallel_config
+    ranks = parallel.world_size * parallel.data_parallel_size
+    if ranks != 1:
+        return f"its workers are {ranks} processes, not one on one GPU"
+    executor = parallel.distributed_executor_backend
+    if executor == "ray":
+        return "Ray places its worker; start it without Ray"
+    if index == SHARED_STAGE and executor not in (None, "uni"):
+        return (
+            f"distributed_executor_backend={executor!r} puts its worker into another process than"
+            " its scheduler; leave it out"
+        )
+    if backend == "green" and not config.model_config.enforce_eager:
+        return "CUDA graphs keep the SMs that they were captured on; set enforce_eager: true"
+    return None
+
+
+def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> Stage | None:
+    """Make the loop of this process's stage; None where it is not to be capped.
+
+    ``refusal`` says why a backend cannot cap this stage, None if it can.
+    """
+    global described
+    try:
+        monitor = Monitor.attach()
+    except MonitorError as error:
+        described = {"state": "refused", "why": str(error)}
+        _say_refused(str(error))
+        return None
+    settings, _ = load()
+    backend = settings.spatial_backend
+    if backend == "auto":
+        backend = "green"
+    try:
+        if (why := refusal(backend)) is not None:
+            raise ValueError(why)
+        stage = _stage(worker, index, backend, settings, monitor)
+    except (MonitorError, DriverError, ValueError, OSError) as error:
+        # Also for a second process of one stage: nobody may be capped then.
+        reason = f"stage {index}: {error}"
+        described = {"state": "refused", "why": reason}
+        monitor.veto(reason)
+        monitor.close()
+        _say_refused(reason)
+        return None
+    levels = [[level.shared_sms, level.downstream_sms] for level in stage.levels]
+    described = {
+        "state": "prepared",
+        "record": monitor.path.name,
+        "backend": backend,
+        "levels": levels,
+    }
+    logger.info("HorizonServe: stage %s has SM levels %s (%s)", index, levels, backend)
+    return stage
+
+
+def _stage(worker: Any, index: int, backend: str, settings: Settings, monitor: Monitor) -> Stage:
+    global shared
+    side = Side.SHARED if index == SHARED_STAGE else Side.DOWNSTREAM
+    caps, source = _backend(worker, side, backend, settings)
+    if side is Side.DOWNSTREAM:
+        return DownstreamStage(index, caps, monitor)
+    sampler = Sampler(source)
+    shared = SharedStage(caps, monitor, sampler.pressure, settings)
+    sampler.start()
+    return shared
+
+
+def _backend(worker: Any, side: Side, name: str, settings: Settings) -> tuple[Backend, Source]:
+    """What caps this process, and where its pressure is measured."""
+    bounds = settings.s_min_sms, settings.s_cap_sms
+    if name == "cores":
+        import torch
+
+        cores = CoresBackend(side, torch.set_num_threads, torch.get_num_threads(), *bounds)
+        return cores, CpuProxy()
+    if worker.device.type != "cuda":
+        if name == "green":
+            raise ValueError(
+                "spatial_backend=green needs a CUDA device; give cores to cap CPU cores"
+            )
+        die = Die(os.cpu_count() or 1, 1, 1)
+        return NullBackend(choose(die, existing(die, aligned(die)), *bounds)), CpuProxy()
+    device = Device(worker.device.index or 0)
+    gpm = settings.pressure == "dram"
+    source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), gpm=gpm)
+    levels = choose(device.die, device.levels(), *bounds)
+    if name == "null":
+        return NullBackend(levels), source
+    if reasons := refusals(device.mps):
+        raise ValueError("; ".join(reasons))
+    from horizonserve.spatial.torch_streams import TorchStreams
+
+    return GreenBackend(device, levels, side, TorchStreams(worker.device.index or 0)), source

@@ -1,0 +1,248 @@
+"""What a stage process does around each of its forwards: the live loop (HorizonServe 4.4).
+
+    shared stage   pressure, activity downstream -> level -> publish -> cap -> forward -> publish
+    downstream                    level published -> publish -> cap -> forward -> publish
+
+Levels change between forwards only, so while one stage has moved and another is still in a forward,
+the two overlap by the difference of their levels. The epoch in the record tells such a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Final
+
+from horizonserve.config import Settings
+from horizonserve.spatial.backend import Backend
+from horizonserve.spatial.controller import Controller, Rules
+from horizonserve.spatial.monitor import MAX_STAGES, SHARED_STAGE, Monitor, State
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+#: A stage that is in one forward for longer counts as hung. Images take tens of seconds.
+SILENCE_S: Final = 120.0
+#: A stage counts as active for so long after a forward: on a GPU a forward returns when it is
+#: launched, and its next step comes once the result is there.
+LINGER_S: Final = 0.1
+#: Between two looks at what rarely changes: which stages there are, and whether one objects.
+LOOK_S: Final = 1.0
+
+
+class Stage:
+    """The loop of one stage process. One thread uses it: the one that launches the forwards.
+
+    Raises:
+        MonitorError: another process is this stage.
+        ValueError: there is no level to cap to.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        backend: Backend,
+        monitor: Monitor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        index: of the stage in its pipeline.
+        backend: what caps this process.
+        monitor: the server's record; closed together with the stage.
+        clock: the one that the record's times are on.
+        """
+        if len(backend.levels) < 2:
+            raise ValueError("no level lies within s_min_sms and s_cap_sms on this device")
+        self.index = index
+        self.levels = backend.levels
+        #: Why it is not capped any more, once that is so.
+        self.refused: str | None = None
+        self.clock = clock
+        self.backend = backend
+        self._monitor = monitor
+        self._slot = monitor.claim(index, self.levels)
+        self._whole = len(self.levels) - 1
+        self._level = self._whole
+        self._epoch = 0
+        self._looked_s = float("-inf")
+        #: What the level was chosen by; only the shared stage knows.
+        self._last_pressure: float | None = None
+
+    def forward(self, work: bool = True) -> AbstractContextManager[None]:
+        """Run a forward at the level of the moment.
+
+        A step without ``work`` (scheduled tokens) says nothing about activity and runs uncapped.
+        """
+        return _Forward(self) if work else nullcontext()
+
+    def again(self) -> AbstractContextManager[None]:
+        """Run what belongs to the last forward, at its level: sampling."""
+        return _Forward(self, new=False)
+
+    def begin(self, new: bool) -> AbstractContextManager[None]:
+        """Choose and publish the level of a forward if it is a new one; what caps it."""
+        if new:
+            now_s = self.clock()
+            if now_s - self._looked_s >= LOOK_S:
+                self._looked_s = now_s
+                self._look(now_s)
+            self._level = self._whole if self.refused else self._choose(now_s)
+            self._slot.publish(self._state(now_s, None), now_s)
+        try:
+            cap = self.backend.activate(self.levels[self._level])
+            cap.__enter__()
+        # A cap is no reason to lose a request: whatever it was, the forward runs without.
+        except Exception as error:
+            self.refuse(f"stage {self.index}: {error}")
+            return nullcontext()
+        return cap
+
+    def end(self) -> None:
+        """Publish that the forward was launched."""
+        now_s = self.clock()
+        self._slot.publish(self._state(now_s, now_s), now_s)
+
+    def refuse(self, reason: str) -> None:
+        """Run uncapped from now on, in every process of the server; says so once."""
+        if self.refused is None:
+            self.refused = reason
+            self._level = self._whole
+            logger.warning("HorizonServe: spatial control stops, temporal goes on: %s", reason)
+            self._monitor.veto(reason)
+
+    def close(self) -> None:
+        """Give back the stage's place in the record."""
+        self._slot.close()
+        self._monitor.close()
+
+    def _look(self, now_s: float) -> None:
+        if self.refused is None and (reason := self._monitor.vetoed()) is not None:
+            self.refuse(reason)
+
+    def _choose(self, now_s: float) -> int:
+        raise NotImplementedError
+
+    def _state(self, now_s: float, last_forward_s: float | None) -> State:
+        level = self._level
+        pressure = self._last_pressure
+        return State(
+            last_forward_s is None,
+            last_forward_s,
+            level,
+            level,
+            self._epoch,
+            pressure,
+            None if pressure is None else now_s,
+        )
+
+
+class SharedStage(Stage):
+    """Decides the level, for all."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        monitor: Monitor,
+        pressure: Callable[[float], float | None],
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        backend: what caps this process.
+        monitor: the server's record; closed together with the stage.
+        pressure: smoothed memory pressure at a time, None where it is unknown.
+        settings: which of the controller's rules apply; see `use`.
+        clock: the one that the record's times are on.
+        """
+        super().__init__(SHARED_STAGE, backend, monitor, clock)
+        self._pressure = pressure
+        self._by_sms = {level.shared_sms: index for index, level in enumerate(self.levels)}
+        self._downstream: list[int] = []
+        self._rules: Rules | None = None
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Apply settings from the next forward on. The ladder stays as it was made."""
+        *rungs, whole = (level.shared_sms for level in self.levels)
+        rules = Rules(
+            rungs_sms=tuple(rungs),
+            aggregate_sms=whole,
+            saturation=settings.b_sat,
+            step=settings.rung_step,
+            min_dwell_s=settings.min_dwell_s,
+        )
+        if rules != self._rules:
+            self._rules, self._controller = rules, Controller(rules)
+        self._on = settings.caps
+
+    def _look(self, now_s: float) -> None:
+        super()._look(now_s)
+        others = [stage for stage in range(MAX_STAGES) if stage != self.index]
+        self._downstream = [stage for stage in others if self._monitor.read(stage) is not None]
+        if self.refused is None and (stages := self._monitor.disagreeing(self.levels)):
+            self.refuse(
+                f"stage {stages[0]} has another split than stage {self.index}: not the same GPU,"
+                " cores or limits"
+            )
+            self._level = self._whole
+
+    def _choose(self, now_s: float) -> int:
+        self._last_pressure = pressure = self._pressure(now_s)
+        level = self._level
+        if not self._on:
+            level = self._whole
+        elif (active := self._active(now_s)) is not None:
+            level = self._by_sms[self._controller.level_sms(now_s, active, pressure)]
+        self._epoch += level != self._level
+        return level
+
+    def _active(self, now_s: float) -> bool | None:
+        """Whether any downstream stage has work; None where that cannot be told now."""
+        known: bool | None = False
+        for stage in self._downstream:
+            active = self._monitor.active(stage, now_s, SILENCE_S, LINGER_S)
+            if active:
+                return True
+            if active is None:
+                known = None
+        return known
+
+
+class DownstreamStage(Stage):
+    """Takes its side of the level that the shared stage decided on."""
+
+    _heard_s = float("-inf")
+
+    def _choose(self, now_s: float) -> int:
+        decision = self._monitor.decision(self.levels, now_s)
+        if decision is not None:
+            self._heard_s = now_s
+            self._epoch = decision.epoch
+            return decision.level
+        # Unreadable for a moment, or the shared stage is gone, and with it whom to make room for.
+        return self._level if now_s - self._heard_s < LOOK_S else self._whole
+
+
+class _Forward:
+    """A class, as a generator context costs more than the rest of the bookkeeping."""
+
+    __slots__ = ("_cap", "_new", "_stage")
+
+    def __init__(self, stage: Stage, new: bool = True) -> None:
+        self._stage, self._new = stage, new
+
+    def __enter__(self) -> None:
+        self._cap = self._stage.begin(self._new)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._cap.__exit__(kind, error, trace)
+        finally:
+            self._stage.end()

@@ -1,0 +1,47 @@
+"""PyTorch behind the seam of the green backend."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+
+class TorchStreams:
+    """Launches PyTorch's work on streams that are the driver's own."""
+
+    def __init__(self, device_index: int) -> None:
+        """Takes the device by its number among the visible ones."""
+        import torch
+
+        self._cuda = torch.cuda
+        self._device = device_index
+
+    def wrap(self, pointer: int) -> Any:
+        """A torch stream around the driver's; it does not own it."""
+        return self._cuda.ExternalStream(pointer, device=self._device)
+
+    def use(self, stream: Any) -> AbstractContextManager[int]:
+        """Launch on the stream inside the context; gives the surrounding stream's handle."""
+        return _Use(self._cuda, self._device, stream)
+
+
+class _Use:
+    __slots__ = ("_context", "_cuda", "_device")
+
+    def __init__(self, cuda: Any, device: int, stream: Any) -> None:
+        self._cuda, self._device = cuda, device
+        self._context = cuda.stream(stream)
+
+    def __enter__(self) -> int:
+        surrounding = int(self._cuda.current_stream(self._device).cuda_stream)
+        self._context.__enter__()
+        return surrounding
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
