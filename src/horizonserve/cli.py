@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from horizonserve import __version__, instance
-from horizonserve.config import ConfigError, Settings
+from horizonserve.config import START_ONLY, ConfigError, Settings
 from horizonserve.slo import RequestClass
+from horizonserve.spatial.report import gpu_conditions, report
 
 app = typer.Typer(
     name="horizonserve",
@@ -104,6 +105,7 @@ def _as_dict(found: instance.Instance) -> dict[str, Any]:
     return {
         "pid": found.pid,
         **found.identity,
+        "spatial": report(found.identity["spatial"], found.settings),
         "applied": found.applied,
         "settings": found.settings.model_dump(mode="json", exclude_none=True),
         "counters": found.counters._asdict(),
@@ -162,6 +164,20 @@ def _within(found: instance.Instance, settings: Settings) -> Settings:
         raise ConfigError(
             f"slots={settings.slots}: the server was started with {most}; give less, or restart it"
             " with a larger max_num_seqs"
+        )
+    for field in START_ONLY:
+        if getattr(settings, field) != getattr(found.settings, field):
+            raise ConfigError(
+                f"{field}={getattr(settings, field)!r}: is read at start only; restart the server"
+                f" with HORIZON_{field.upper()}"
+            )
+    if (
+        settings.spatial
+        and not found.settings.spatial
+        and "record" not in found.identity["spatial"]
+    ):
+        raise ConfigError(
+            "spatial=on: the server made no levels at its start; restart it with HORIZON_SPATIAL=on"
         )
     low, high = found.identity["min_token_budget"], found.identity["max_token_budget"]
     if settings.token_budget is not None and not low <= settings.token_budget <= high:
@@ -256,8 +272,14 @@ def doctor(pid: InstanceOption = None, as_json: JsonOption = False) -> None:
         found = instance.find(before.pid)
     except instance.InstanceError as error:
         raise _fail(error) from error
+    content = _as_dict(found)
+    spatial = content["spatial"]
+    if found.settings.caps and found.settings.spatial_backend in ("auto", "green"):
+        spatial["conditions"] = gpu_conditions(found.pid)
     advice = diagnose(found, before.counters)
-    content = _as_dict(found) | {"advice": advice}
+    if spatial["state"] == "refused":
+        advice.append(f"spatial control is refused: {spatial['why']}")
+    content["advice"] = advice
     if as_json:
         typer.echo(json.dumps(content))
     else:
@@ -269,6 +291,9 @@ def doctor(pid: InstanceOption = None, as_json: JsonOption = False) -> None:
             )
         console = Console()
         console.print(table)
+        console.print(f"spatial control: {spatial['state']}", highlight=False)
+        for condition, wrong in spatial.get("conditions", {}).items():
+            console.print(f"  {condition}: {wrong or 'yes'}", highlight=False, markup=False)
         for line in advice or ["nothing to advise"]:
             console.print(f"- {line}", highlight=False)
     sys.exit(1 if advice else 0)

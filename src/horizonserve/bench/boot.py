@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ def booted(
     scheduler: str = "horizon",
     port: int | None = None,
     extra: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Build the `small` model where there is none, and serve it.
 
@@ -44,6 +45,6 @@ def booted(
     with contextlib.ExitStack() as stack:
         with watch.step("starting the server", BOOT_GUESS_S) as say:
             server = stack.enter_context(
-                serve(argv, port, log_file, notify=lambda _s, line: say(line))
+                serve(argv, port, log_file, env=env, notify=lambda _s, line: say(line))
             )
         yield server

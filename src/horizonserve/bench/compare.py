@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -98,10 +99,12 @@ async def compare(
     slo_ms: Mapping[RequestClass, float],
     watch: Watch,
     before_run: Callable[[Experiment], None] = lambda _experiment: None,
+    during_run: Callable[[str], AbstractContextManager[object]] = lambda _name: nullcontext(),
 ) -> list[Run]:
     """Play what is not yet in the store; all the runs of the experiment.
 
-    ``before_run`` may stop the experiment between two runs by raising.
+    ``before_run`` may stop the experiment between two runs by raising; the context that
+    ``during_run`` makes of a run's name is around each run.
 
     Raises:
         StoreError: the store holds runs of a different experiment under these names.
@@ -118,7 +121,8 @@ async def compare(
             say("waiting for the server to be idle")
             await live.idle()
             await live.switch(base.changed(arm.changes))
-            await run_once(live, store, experiment, name, head, slo_ms, say)
+            with during_run(name):
+                await run_once(live, store, experiment, name, head, slo_ms, say)
     return stored_runs(store, experiment)
 
 

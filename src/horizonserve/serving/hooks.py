@@ -21,7 +21,7 @@ from horizonserve.spatial.cores import CoresBackend
 from horizonserve.spatial.cpu_proxy import CpuProxy
 from horizonserve.spatial.driver import Device, DriverError
 from horizonserve.spatial.green import GreenBackend, refusals
-from horizonserve.spatial.ladder import Die, Side, aligned, choose, existing
+from horizonserve.spatial.ladder import Die, Side, aligned, choose, existing, smallest
 from horizonserve.spatial.monitor import SHARED_STAGE, VARIABLE, Monitor, MonitorError
 from horizonserve.spatial.null import NullBackend
 from horizonserve.spatial.nvml import NvmlSource
@@ -30,6 +30,8 @@ from horizonserve.spatial.stage import DownstreamStage, SharedStage, Stage
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
+#: What ``null`` decides about where there is no GPU: an H100.
+_MODEL_DIE: Final = Die(132, *smallest((9, 0)))
 _DIFFUSION_FORWARDS: Final = ("execute_model", "execute_model_batch", "execute_stepwise")
 
 #: The shared stage of this process, for its scheduler; and what people are told of it.
@@ -237,8 +239,8 @@ def _backend(worker: Any, side: Side, name: str, settings: Settings) -> tuple[Ba
             raise ValueError(
                 "spatial_backend=green needs a CUDA device; give cores to cap CPU cores"
             )
-        die = Die(os.cpu_count() or 1, 1, 1)
-        return NullBackend(choose(die, existing(die, aligned(die)), *bounds)), CpuProxy()
+        found = existing(_MODEL_DIE, aligned(_MODEL_DIE))
+        return NullBackend(choose(_MODEL_DIE, found, *bounds)), CpuProxy()
     device = Device(worker.device.index or 0)
     gpm = settings.pressure == "dram"
     source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), gpm=gpm)

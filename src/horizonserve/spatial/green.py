@@ -30,29 +30,37 @@ class Streams(Protocol):
         ...
 
 
+def conditions(mps: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+    """What two processes with green contexts need to run side by side, and what is wrong with it.
+
+    Args:
+        mps: whether the device says that MPS is running.
+        environment: of the server's processes.
+    """
+    percentage = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "").strip()
+    try:
+        whole = float(percentage or 100) == 100
+    except ValueError:
+        whole = False
+    partition = environment.get("CUDA_MPS_SM_PARTITION")
+    return {
+        "MPS runs": None
+        if mps
+        else "MPS is not running: two processes take turns on the GPU; start the server under"
+        " `scripts/mps run`",
+        "no thread percentage": None
+        if whole
+        else f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage} changes how many SMs a level has;"
+        " unset it or give 100",
+        "no SM partition": f"CUDA_MPS_SM_PARTITION={partition} already splits the device; unset it"
+        if partition
+        else None,
+    }
+
+
 def refusals(mps: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Why two processes with green contexts would not run side by side; empty if they would."""
-    reasons = []
-    if not mps:
-        reasons.append(
-            "MPS is not running: two processes take turns on the GPU; start"
-            " nvidia-cuda-mps-control -d before the server"
-        )
-    percentage = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "").strip()
-    if percentage:
-        try:
-            whole = float(percentage) == 100
-        except ValueError:
-            whole = False
-        if not whole:
-            reasons.append(
-                f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage} changes how many SMs a level"
-                " has; unset it or give 100"
-            )
-    partition = environment.get("CUDA_MPS_SM_PARTITION")
-    if partition:
-        reasons.append(f"CUDA_MPS_SM_PARTITION={partition} already splits the device; unset it")
-    return reasons
+    return [wrong for wrong in conditions(mps, environment).values() if wrong is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
