@@ -1,9 +1,9 @@
 """Spatial control on against off on the same traces, on one server, and its loop over time.
 
-    python benchmarks/spatial.py --model DIR --deploy FILE --out DIR [--backend cores|null]
+    python benchmarks/spatial.py --model DIR --deploy FILE --out DIR [--backend cores|dry-run]
 
-With ``cores`` it caps CPU cores; ``null`` caps nothing, but decides on the ladder of an H100. The
-figures say nothing about a GPU. Start it again with the same --out to go on.
+With ``cores`` it caps CPU cores; ``dry-run`` caps nothing, but decides on the ladder of an H100.
+The figures say nothing about a GPU. Start it again with the same --out to go on.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="made there if it is missing")
     parser.add_argument("--deploy", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--backend", default="cores", choices=("cores", "null"))
+    parser.add_argument("--backend", default="cores", choices=("cores", "dry-run"))
     parser.add_argument("--b-sat", type=float, default=0.9)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.3])

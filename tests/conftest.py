@@ -39,6 +39,13 @@ def server(
     # The last test that uses it kills it, which a server's context takes as an error.
     with (
         contextlib.suppress(ServerError),
-        booted(tiny_model, tiny_deploy, log_file, Watch()) as one,
+        # The CPU cores stand in for SMs, so that spatial control is live in every one of them.
+        booted(
+            tiny_model,
+            tiny_deploy,
+            log_file,
+            Watch(),
+            env={"HORIZON_SPATIAL_BACKEND": "cores"},
+        ) as one,
     ):
         yield one

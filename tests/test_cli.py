@@ -20,6 +20,7 @@ IDENTITY = {
     "max_slots": 8,
     "min_token_budget": 32,
     "max_token_budget": 512,
+    "spatial": {"state": "not prepared"},
 }
 SETTINGS = Settings().changed({"scheduler": "horizon", "slo_text_ms": 500, "slots": 4})
 
@@ -137,6 +138,50 @@ def test_doctor_exits_with_one_when_it_has_advice(
     code, text = run("doctor", "--json")
     assert code == 1
     assert "order decides little" in json.loads(text)["advice"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("spatial_backend=dry-run", "HORIZON_SPATIAL_BACKEND"),
+        ("s_cap_sms=80", "HORIZON_S_CAP_SMS"),
+        ("graphs_per_level=on", "read at start only"),
+    ],
+)
+def test_what_is_read_at_start_only_is_refused_later(
+    record: Record, change: str, message: str
+) -> None:
+    code, text = run("policy", "set", change)
+    assert code == 2 and message in " ".join(text.split())
+    assert record.poll() is None
+
+
+def test_spatial_control_that_was_not_prepared_cannot_be_switched_on(record: Record) -> None:
+    assert run("policy", "set", "spatial=off", "b_sat=0.5")[0] == 0
+    record.poll()
+    code, text = run("policy", "set", "spatial=on")
+    assert code == 2 and "restart it with HORIZON_SPATIAL=on" in " ".join(text.split())
+
+
+def test_doctor_shows_each_condition_of_spatial_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "DIRECTORY", tmp_path)
+    monkeypatch.setattr("horizonserve.cli.time.sleep", lambda _: None)
+    why = "stage 1: CUDA graphs"
+    made = Record(SETTINGS, IDENTITY | {"spatial": {"state": "refused", "why": why}})
+    code, text = run("doctor", "--json")
+    said = json.loads(text)
+    assert code == 1 and why in said["advice"][-1]
+    assert list(said["spatial"]["conditions"]) == [
+        "a GPU with green contexts",
+        "MPS runs",
+        "no thread percentage",
+        "no SM partition",
+    ]
+    code, text = run("doctor")
+    assert "spatial control: refused" in text and "no SM partition: yes" in text
+    made.close()
 
 
 def test_ladder_of_a_gpu_that_is_not_here() -> None:

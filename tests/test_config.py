@@ -82,6 +82,16 @@ def test_a_bad_slo_in_the_environment_names_variable_value_and_remedy(
         ({"HORIZON_U_GUARD": "nan"}, "HORIZON_U_GUARD='nan'", "finite"),
         ({"HORIZON_ESTIMATE_MS": "{t2t: 0}"}, "HORIZON_ESTIMATE_MS.t2t=0", "milliseconds"),
         ({"HORIZON_ESTIMATE_MS": "{x: 5}"}, "HORIZON_ESTIMATE_MS.x", "milliseconds"),
+        ({"HORIZON_SPATIAL_BACKEND": "gpu"}, "HORIZON_SPATIAL_BACKEND='gpu'", "cores or dry-run"),
+        ({"HORIZON_B_SAT": "0"}, "HORIZON_B_SAT='0'", "at most 1"),
+        ({"HORIZON_MIN_DWELL_S": "-1"}, "HORIZON_MIN_DWELL_S='-1'", "from 0 to 60"),
+        ({"HORIZON_S_MIN_SMS": "0"}, "HORIZON_S_MIN_SMS='0'", "whole number of SMs"),
+        ({"HORIZON_PRESSURE": "nvml"}, "HORIZON_PRESSURE='nvml'", "utilization or dram"),
+        (
+            {"HORIZON_S_MIN_SMS": "80", "HORIZON_S_CAP_SMS": "64"},
+            "HORIZON_S_MIN_SMS='80': above s_cap_sms=64",
+            "at most s_cap_sms",
+        ),
         ({"HORIZON_CONFIG": "/nowhere.yaml"}, "HORIZON_CONFIG='/nowhere.yaml'", "readable"),
     ],
 )
@@ -114,6 +124,22 @@ def test_bad_file(tmp_path: Path, text: str, part: str) -> None:
 def test_bad_additional_config() -> None:
     with pytest.raises(ConfigError, match=r"slots \(additional_config\)='many'"):
         load({"slots": "many"}, {})
+
+
+def test_what_all_stages_must_read_alike_is_not_one_stages_setting() -> None:
+    with pytest.raises(ConfigError, match="HORIZON_S_CAP_SMS"):
+        load({"s_cap_sms": 64}, {})
+    settings, _ = load({"b_sat": 0.5}, {"HORIZON_S_CAP_SMS": "64", "HORIZON_SCHEDULER": "horizon"})
+    assert (settings.b_sat, settings.s_cap_sms, settings.caps) == (0.5, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "spatial", "caps"),
+    [("horizon", "on", True), ("horizon", "off", False), ("edf", "on", False)],
+)
+def test_spatial_control_is_half_of_horizon(scheduler: str, spatial: str, caps: bool) -> None:
+    environ = {"HORIZON_SCHEDULER": scheduler, "HORIZON_SPATIAL": spatial}
+    assert load({}, environ)[0].caps is caps
 
 
 def test_settings_are_frozen_and_changed_by_copy() -> None:

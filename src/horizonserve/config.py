@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     spatial: bool = True
     #: With what: CUDA Green Contexts, CPU cores, or nothing but a record of the decisions. ``auto``
     #: is green contexts where there is a GPU, else no spatial control.
-    spatial_backend: Literal["auto", "green", "cores", "null"] = "auto"
+    spatial_backend: Literal["auto", "green", "cores", "dry-run"] = "auto"
     #: S_min and S_cap, in SMs (or cores); without them, a quarter and 0.6 of the device.
     s_min_sms: Count | None = None
     s_cap_sms: Count | None = None
@@ -251,7 +251,7 @@ def _remedy(field: str) -> str:
     choices = {
         "scheduler": "default, edf or horizon",
         "lost": "demote or protect",
-        "spatial_backend": "auto, green, cores or null",
+        "spatial_backend": "auto, green, cores or dry-run",
         "pressure": "utilization or dram",
         "b_sat": "a number above 0 and at most 1, such as 0.9",
         "min_dwell_s": "a number of seconds from 0 to 60, such as 0.5",

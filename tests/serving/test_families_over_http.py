@@ -41,7 +41,8 @@ def served(family: str, work: Path) -> Iterator[Server]:
     deploy = DEPLOY / f"{family.replace('-', '_')}_tiny.yaml"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MIMO_AUDIO_TOKENIZER_PATH", str(model / "audio_tokenizer"))
-        with booted(model, deploy, work / "server.log", Watch()) as server:
+        env = {"HORIZON_SPATIAL_BACKEND": "cores"}
+        with booted(model, deploy, work / "server.log", Watch(), env=env) as server:
             yield server
 
 

@@ -25,7 +25,9 @@ from horizonserve.bench.server import (
     command_line,
     environment,
 )
+from horizonserve.config import Settings
 from horizonserve.slo import RequestClass
+from horizonserve.spatial.report import report
 from horizonserve.workload import Item
 
 pytestmark = [pytest.mark.server, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -170,6 +172,56 @@ def test_policies_slots_and_budget_change_under_load_without_losing_a_request(
     assert found(server).applied
 
 
+def spatial(server: Server) -> dict[str, Any]:
+    one = found(server)
+    return report(one.identity["spatial"], one.settings)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be split")
+def test_spatial_control_caps_both_sides_and_can_be_switched_off(server: Server) -> None:
+    every = os.sched_getaffinity(0)
+
+    async def main(settings: Settings) -> list[dict[str, Any]]:
+        """What the record says while speech is made beside text."""
+        limit = aiohttp.ClientTimeout(total=300)
+        async with aiohttp.ClientSession(server.url, timeout=limit, trust_env=False) as session:
+            await asyncio.to_thread(instance.request, found(server), settings, 0)
+            long = [asyncio.create_task(post(server, session, chat("audio"))) for _ in range(4)]
+            seen = []
+            while not all(task.done() for task in long):
+                status, _ = await post(server, session, chat(max_tokens=2))
+                assert status == 200
+                said = spatial(server)
+                for stage in said["stages"].values():
+                    stage["cores"] = os.sched_getaffinity(stage["pid"])
+                seen.append(said)
+            assert [status for status, _ in await asyncio.gather(*long)] == [200] * 4
+            return seen
+
+    settings = found(server).settings.changed({"scheduler": "horizon"})
+    seen = asyncio.run(main(settings.changed({"spatial": True})))
+    assert {said["state"] for said in seen} == {"on"}
+    capped = [said for said in seen if said["stages"]["0"]["level"] != [len(every), 0]]
+    assert capped
+    # A stage that took its last step before the level changed is where it was.
+    assert any(said["stages"]["1"]["level"] == said["stages"]["0"]["level"] for said in capped)
+    for said in capped:
+        for index, stage in said["stages"].items():
+            if stage["level"] and stage["level"][1]:
+                assert len(stage["cores"]) == stage["level"][index != "0"]
+    both = [
+        (said["stages"]["0"]["cores"], said["stages"]["1"]["cores"])
+        for said in capped
+        if said["stages"]["1"]["level"] == said["stages"]["0"]["level"]
+    ]
+    assert all(not mine & theirs and mine | theirs == every for mine, theirs in both)
+
+    seen = asyncio.run(main(settings.changed({"spatial": False})))
+    assert {said["state"] for said in seen} == {"off"}
+    assert all(said["stages"]["0"]["cores"] == every for said in seen[1:])
+    instance.request(found(server), settings, wait_s=0)
+
+
 def test_two_hundred_clients_that_hang_up_leave_nothing_running(server: Server) -> None:
     async def client(session: aiohttp.ClientSession, rng: random.Random) -> None:
         request = chat(rng.choice(["text", "text", "audio"]), stream=True, max_tokens=30)
@@ -221,10 +273,11 @@ def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
     broken = [a for a in answers if isinstance(a, aiohttp.ClientError) or a[0] >= 500]
     assert len(broken) >= 8, answers
     assert dead.pid not in [one.pid for one in instance.live()]
+    leftover = Path("/dev/shm", dead.identity["spatial"]["record"])
     with booted(
         tiny_model, tiny_deploy, tmp_path / "server.log", Watch(), scheduler="edf"
     ) as again:
-        assert not dead.path.exists()
+        assert not dead.path.exists() and not leftover.exists()
         assert found(again).settings.scheduler == "edf"
         assert_serves(again)
         record = found(again).path

@@ -30,7 +30,7 @@ from horizonserve.spatial.stage import DownstreamStage, SharedStage, Stage
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-#: What ``null`` decides about where there is no GPU: an H100.
+#: What ``dry-run`` decides about where there is no GPU: an H100.
 _MODEL_DIE: Final = Die(132, *smallest((9, 0)))
 _DIFFUSION_FORWARDS: Final = ("execute_model", "execute_model_batch", "execute_stepwise")
 
@@ -245,7 +245,7 @@ def _backend(worker: Any, side: Side, name: str, settings: Settings) -> tuple[Ba
     gpm = settings.pressure == "dram"
     source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), gpm=gpm)
     levels = choose(device.die, device.levels(), *bounds)
-    if name == "null":
+    if name == "dry-run":
         return NullBackend(levels), source
     if reasons := refusals(device.mps):
         raise ValueError("; ".join(reasons))
