@@ -48,6 +48,16 @@ def t_interval(values: Sequence[float]) -> Interval:
     Raises:
         ValueError: fewer than two runs have no spread.
     """
+    low, high = mean_interval(values)
+    return max(0.0, low), min(1.0, high)
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Of the mean of independent values of any size.
+
+    Raises:
+        ValueError: fewer than two values have no spread.
+    """
     count = len(values)
     if count < 2:
         raise ValueError(f"t interval: {count} runs; give at least 2")
@@ -55,7 +65,7 @@ def t_interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / count
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     half = t * spread / math.sqrt(count)
-    return max(0.0, mean - half), min(1.0, mean + half)
+    return mean - half, mean + half
 
 
 Blocks = Mapping[int, "Attainment"]
