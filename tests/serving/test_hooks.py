@@ -71,6 +71,9 @@ class Worker:
         self.calls.append("sample_tokens")
         return "tokens"
 
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
 
 def wrapped(worker: Any) -> Any:
     """The worker behind vLLM's wrapper, its device initialised."""
@@ -103,6 +106,23 @@ def test_forward_and_sampling_run_at_the_level(record: Monitor) -> None:
     wrapper.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
     assert len(decisions()) == 2
     assert wrapper.worker.calls == ["execute_model", "sample_tokens", "execute_model"]
+
+
+def test_a_worker_that_is_shut_down_leaves_the_record(record: Monitor) -> None:
+    wrapper = wrapped(Worker())
+    wrapper.execute_model(SimpleNamespace(total_num_scheduled_tokens=3))
+    assert record.read(0) is not None
+    wrapper.shutdown()
+    assert record.read(0) is None and wrapper.worker.calls[-1] == "shutdown"
+
+
+def test_what_one_stage_refused_is_not_said_again_by_the_others(
+    record: Monitor, vllm_log: pytest.LogCaptureFixture
+) -> None:
+    wrapped(Worker(1, world_size=2))
+    wrapped(Worker(2))
+    assert hooks.described == {"state": "refused", "why": record.vetoed()}
+    assert len([line for line in vllm_log.messages if "no spatial control" in line]) == 1
 
 
 def test_installing_twice_hooks_once(record: Monitor) -> None:
@@ -176,6 +196,8 @@ def test_an_image_stage_runs_inside_the_loop(record: Monitor) -> None:
             return request, record.read(1)
 
         execute_model_batch = execute_stepwise = execute_model
+
+        def shutdown(self) -> None: ...
 
     worker = Diffusion()
     hooks._attach_diffusion(worker)

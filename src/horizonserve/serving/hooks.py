@@ -104,6 +104,16 @@ def _after(cls: type, method: str, attach: Callable[[Any], None]) -> None:
     setattr(cls, method, then_attach)
 
 
+def _before(worker: Any, method: str, action: Callable[[], None]) -> None:
+    stock = getattr(worker, method)
+
+    def action_first(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return stock(*args, **kwargs)
+
+    setattr(worker, method, action_first)
+
+
 def _attach_llm(worker: Any) -> None:
     config = worker.vllm_config
     index = int(getattr(config.model_config, "stage_id", 0))
@@ -187,6 +197,10 @@ def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> St
         described = {"state": "refused", "why": str(error)}
         _say_refused(str(error))
         return None
+    if (why := monitor.vetoed()) is not None:  # loudly, but once
+        described = {"state": "refused", "why": why}
+        monitor.close()
+        return None
     settings, _ = load()
     backend = settings.spatial_backend
     if backend == "auto":
@@ -194,7 +208,7 @@ def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> St
     try:
         if (why := refusal(backend)) is not None:
             raise ValueError(why)
-        stage = _stage(worker, index, backend, settings, monitor)
+        stage, close = _stage(worker, index, backend, settings, monitor)
     except (MonitorError, DriverError, ValueError, OSError) as error:
         # Also for a second process of one stage: nobody may be capped then.
         reason = f"stage {index}: {error}"
@@ -203,6 +217,7 @@ def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> St
         monitor.close()
         _say_refused(reason)
         return None
+    _before(worker, "shutdown", close)
     levels = [[level.shared_sms, level.downstream_sms] for level in stage.levels]
     described = {
         "state": "prepared",
@@ -214,16 +229,25 @@ def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> St
     return stage
 
 
-def _stage(worker: Any, index: int, backend: str, settings: Settings, monitor: Monitor) -> Stage:
+def _stage(
+    worker: Any, index: int, backend: str, settings: Settings, monitor: Monitor
+) -> tuple[Stage, Callable[[], None]]:
+    """The loop of the stage, and what ends it."""
     global shared
     side = Side.SHARED if index == SHARED_STAGE else Side.DOWNSTREAM
     caps, source = _backend(worker, side, backend, settings)
     if side is Side.DOWNSTREAM:
-        return DownstreamStage(index, caps, monitor)
+        stage = DownstreamStage(index, caps, monitor)
+        return stage, stage.close
     sampler = Sampler(source)
-    shared = SharedStage(caps, monitor, sampler.pressure, settings)
+    shared = leader = SharedStage(caps, monitor, sampler.pressure, settings)
     sampler.start()
-    return shared
+
+    def close() -> None:
+        sampler.close()
+        leader.close()
+
+    return leader, close
 
 
 def _backend(worker: Any, side: Side, name: str, settings: Settings) -> tuple[Backend, Source]:

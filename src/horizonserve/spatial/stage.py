@@ -107,10 +107,13 @@ class Stage:
     def refuse(self, reason: str) -> None:
         """Run uncapped from now on, in every process of the server; says so once."""
         if self.refused is None:
-            self.refused = reason
-            self._level = self._whole
             logger.warning("HorizonServe: spatial control stops, temporal goes on: %s", reason)
             self._monitor.veto(reason)
+            self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
+        self.refused = reason
+        self._level = self._whole
 
     def close(self) -> None:
         """Give back the stage's place in the record."""
@@ -118,8 +121,9 @@ class Stage:
         self._monitor.close()
 
     def _look(self, now_s: float) -> None:
+        # The process that objected has said so.
         if self.refused is None and (reason := self._monitor.vetoed()) is not None:
-            self.refuse(reason)
+            self._stop(reason)
 
     def _choose(self, now_s: float) -> int:
         raise NotImplementedError
@@ -186,7 +190,6 @@ class SharedStage(Stage):
                 f"stage {stages[0]} has another split than stage {self.index}: not the same GPU,"
                 " cores or limits"
             )
-            self._level = self._whole
 
     def _choose(self, now_s: float) -> int:
         self._last_pressure = pressure = self._pressure(now_s)
