@@ -213,7 +213,7 @@ def test_an_image_stage_runs_inside_the_loop(record: Monitor) -> None:
         ({"spatial_backend": "cores"}, {}, True),
         ({"spatial_backend": "auto"}, {}, False),  # there is no GPU here
         ({"spatial_backend": "cores", "spatial": False}, {}, False),
-        ({"spatial_backend": "cores", "scheduler": "default"}, {}, False),
+        ({"spatial_backend": "cores", "scheduler": "edf"}, {}, False),
         ({"spatial_backend": "green"}, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}, False),
     ],
 )

@@ -46,7 +46,7 @@ def prepare(settings: Settings) -> None:
     """
     # Also for the children: that there is none is then decided.
     os.environ[VARIABLE] = ""
-    if not settings.spatial or settings.scheduler == "default":
+    if not settings.caps:
         return
     from vllm.platforms import current_platform
 
