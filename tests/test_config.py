@@ -171,3 +171,13 @@ def test_the_shipped_files_are_valid(name: str) -> None:
     file = Path(__file__).parents[1] / name
     _, sources = load({}, {"HORIZON_CONFIG": str(file)})
     assert len(sources) >= 2
+
+
+@pytest.mark.parametrize(("name", "scheduler"), [("mps", "default"), ("edf_mps", "edf")])
+def test_the_baselines_differ_in_the_scheduler_alone(name: str, scheduler: str) -> None:
+    file = Path(__file__).parents[1] / "configs" / f"{name}.yaml"
+    settings, sources = load({}, {"HORIZON_CONFIG": str(file)})
+    assert settings.scheduler == scheduler
+    assert list(sources) == ["scheduler"]
+    # The command in the header is of this file.
+    assert f"HORIZON_CONFIG=configs/{name}.yaml scripts/mps run -- " in file.read_text()
