@@ -177,7 +177,8 @@ def _within(found: instance.Instance, settings: Settings) -> Settings:
         and "record" not in found.identity["spatial"]
     ):
         raise ConfigError(
-            "spatial=on: the server made no levels at its start; restart it with --scheduler horizon and HORIZON_SPATIAL=on"
+            "spatial=on: the server made no levels at its start; restart it with"
+            " --scheduler horizon and HORIZON_SPATIAL=on"
         )
     low, high = found.identity["min_token_budget"], found.identity["max_token_budget"]
     if settings.token_budget is not None and not low <= settings.token_budget <= high:

@@ -41,6 +41,7 @@ streams: list[int] = []
 class Worker:
     device = SimpleNamespace(type="cuda", index=0)
     vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(cudagraph_mode="FULL"),
         model_config=SimpleNamespace(stage_id=index, enforce_eager="graphs" not in sys.argv),
         parallel_config=SimpleNamespace(
             world_size=1, data_parallel_size=1, distributed_executor_backend="uni"

@@ -6,7 +6,9 @@ from horizonserve.serving import compat
 
 pytestmark = pytest.mark.vllm
 
-EVERYTHING = compat.SCHEDULER + compat.OMNI_SCHEDULER + compat.FRONT_END + compat.LAUNCH
+EVERYTHING = (
+    compat.SCHEDULER + compat.OMNI_SCHEDULER + compat.FRONT_END + compat.LAUNCH + compat.GRAPHS
+)
 
 
 def test_the_supported_versions_have_everything() -> None:
@@ -19,6 +21,7 @@ def test_the_supported_versions_have_everything() -> None:
         ("vllm.nowhere", "Anything"),
         ("vllm.v1.core.sched.scheduler", "Scheduler.schedule_it_all"),
         ("vllm.v1.core.sched.scheduler", "Nobody.schedule"),
+        ("vllm.compilation.cuda_graph", "CUDAGraphWrapper.abstract_cudagraph_entries"),
     ],
 )
 def test_a_missing_name_stops_the_start_and_is_named(name: compat.Name) -> None:

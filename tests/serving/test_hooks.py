@@ -15,6 +15,7 @@ pytest.importorskip("vllm_omni")
 pytestmark = pytest.mark.vllm
 
 import vllm.v1.engine.core  # noqa: E402, F401 (a stage process has it before it loads plugins)
+from vllm.config import CUDAGraphMode  # noqa: E402
 from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: E402
 
 from horizonserve.config import Settings  # noqa: E402
@@ -160,8 +161,13 @@ def test_a_stage_that_is_not_one_process_on_one_gpu_is_refused_for_all(
 def test_graphs_are_refused_where_contexts_would_not_bind_them() -> None:
     config = Worker().vllm_config
     config.model_config.enforce_eager = False
-    assert "enforce_eager" in (hooks._llm_refusal(config, 0, "green") or "")
-    assert hooks._llm_refusal(config, 0, "cores") is None
+    config.compilation_config = SimpleNamespace(
+        cudagraph_mode=CUDAGraphMode.FULL, cudagraph_mm_encoder=False
+    )
+    config.parallel_config.use_ubatching = False
+    assert "enforce_eager" in (hooks._llm_refusal(config, 0, "green", False) or "")
+    assert hooks._llm_refusal(config, 0, "green", True) is None
+    assert hooks._llm_refusal(config, 0, "cores", False) is None
 
 
 def test_a_second_replica_of_a_stage_refuses_for_all(record: Monitor) -> None:

@@ -63,6 +63,23 @@ LAUNCH: Final[tuple[Name, ...]] = (
     ("vllm_omni.config.stage_config", "StagePipelineConfig.scheduler_cls"),
 )
 
+GRAPHS: Final[tuple[Name, ...]] = (
+    ("vllm.compilation.cuda_graph", "CUDAGraphWrapper._all_instances"),
+    ("vllm.compilation.cuda_graph", "CUDAGraphWrapper.clear_all_graphs"),
+    ("vllm.compilation.cuda_graph", "CUDAGraphWrapper.concrete_cudagraph_entries"),
+    ("vllm.compilation.breakable_cudagraph", "is_breakable_cudagraph_enabled"),
+    ("vllm.compilation.monitor", "set_cudagraph_capturing_enabled"),
+    ("vllm.config", "CompilationConfig.cudagraph_mm_encoder"),
+    ("vllm.config", "CompilationConfig.cudagraph_mode"),
+    ("vllm.config", "CUDAGraphMode.NONE"),
+    ("vllm.config", "ParallelConfig.use_ubatching"),
+    ("vllm.distributed.parallel_state", "GraphCaptureContext.stream"),
+    ("vllm.distributed.parallel_state", "graph_capture"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model"),
+    ("vllm.v1.worker.gpu_model_runner", "graph_capture"),
+    ("vllm_omni.config.model", "OmniModelConfig.use_v2_model_runner"),
+)
+
 
 class CompatError(RuntimeError):
     """The installed vLLM or vLLM-Omni lacks something that this package needs."""
@@ -105,6 +122,8 @@ def _has(module: str, attribute: str) -> bool:
         if part in getattr(found, "__dataclass_fields__", {}):
             return True
         if not hasattr(found, part):
-            return False
+            # Nor is what only instances have; the constructor that sets it names it.
+            constructor = getattr(getattr(found, "__init__", None), "__code__", None)
+            return constructor is not None and part in constructor.co_names
         found = getattr(found, part)
     return True

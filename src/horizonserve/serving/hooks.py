@@ -117,7 +117,11 @@ def _before(worker: Any, method: str, action: Callable[[], None]) -> None:
 def _attach_llm(worker: Any) -> None:
     config = worker.vllm_config
     index = int(getattr(config.model_config, "stage_id", 0))
-    stage = _attach(worker, index, lambda backend: _llm_refusal(config, index, backend))
+
+    def refusal(backend: str, settings: Settings) -> str | None:
+        return _llm_refusal(config, index, backend, settings.graphs_per_level)
+
+    stage = _attach(worker, index, refusal)
     if stage is None:
         return
     execute_model, sample_tokens = worker.execute_model, worker.sample_tokens
@@ -133,12 +137,14 @@ def _attach_llm(worker: Any) -> None:
     worker.execute_model, worker.sample_tokens = execute_capped, sample_capped
     if worker.device.type == "cuda":
         _profile_each_level(worker.model_runner, stage)
+    if described["backend"] == "green" and not config.model_config.enforce_eager:
+        _capture_each_level(worker, stage)
 
 
 def _attach_diffusion(worker: Any) -> None:
     gpus = worker.od_config.num_gpus or 1
     why = None if gpus == 1 else f"it uses {gpus} GPUs, not one"
-    stage = _attach(worker, int(worker.stage_id), lambda _: why)
+    stage = _attach(worker, int(worker.stage_id), lambda _backend, _settings: why)
     if stage is None:
         return
     for name in _DIFFUSION_FORWARDS:
@@ -166,7 +172,16 @@ def _profile_each_level(runner: Any, stage: Stage) -> None:
     runner.profile_run = profile_run
 
 
-def _llm_refusal(config: Any, index: int, backend: str) -> str | None:
+def _capture_each_level(worker: Any, stage: Stage) -> None:
+    from horizonserve.serving.graphs import GraphSets
+
+    runner = worker.model_runner
+    sets = stage.backend = GraphSets(runner, stage.backend)
+    runner.capture_model = functools.partial(sets.capture, runner.capture_model)
+    _before(worker, "shutdown", sets.clear)
+
+
+def _llm_refusal(config: Any, index: int, backend: str, graphs_per_level: bool) -> str | None:
     """Why an LLM stage cannot be capped; None if it can."""
     parallel = config.parallel_config
     ranks = parallel.world_size * parallel.data_parallel_size
@@ -181,11 +196,16 @@ def _llm_refusal(config: Any, index: int, backend: str) -> str | None:
             " its scheduler; leave it out"
         )
     if backend == "green" and not config.model_config.enforce_eager:
-        return "CUDA graphs keep the SMs that they were captured on; set enforce_eager: true"
+        compat.require(compat.GRAPHS)
+        from horizonserve.serving import graphs
+
+        return graphs.refusal(config, graphs_per_level)
     return None
 
 
-def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> Stage | None:
+def _attach(
+    worker: Any, index: int, refusal: Callable[[str, Settings], str | None]
+) -> Stage | None:
     """Make the loop of this process's stage; None where it is not to be capped.
 
     ``refusal`` says why a backend cannot cap this stage, None if it can.
@@ -206,7 +226,7 @@ def _attach(worker: Any, index: int, refusal: Callable[[str], str | None]) -> St
     if backend == "auto":
         backend = "green"
     try:
-        if (why := refusal(backend)) is not None:
+        if (why := refusal(backend, settings)) is not None:
             raise ValueError(why)
         stage, close = _stage(worker, index, backend, settings, monitor)
     except (MonitorError, DriverError, ValueError, OSError) as error:
