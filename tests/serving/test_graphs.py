@@ -108,7 +108,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "stream", gpu.stream)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: gpu.current)
-    # Behind torch.cuda.set_stream is vLLM's, which keeps its own note of the stream.
+    # vLLM's keeps its own note of the stream; its CPU worker, once imported, has another instead.
+    monkeypatch.setattr(torch.cuda, "set_stream", torch_utils._patched_set_stream)
     monkeypatch.setattr(torch_utils, "prev_set_stream", gpu.set_stream)
     monkeypatch.setattr(torch_utils, "_current_stream_tls", threading.local())
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)

@@ -9,10 +9,10 @@ What follows it: every wrapper of vLLM's V1 model runner, so the modes FULL, PIE
 FULL_DECODE_ONLY and FULL_AND_PIECEWISE, split by Dynamo or by Inductor, with draft models, and
 vLLM-Omni's wrapped ``talker_mtp``.
 
-What does not: graphs that a model captures by itself. MiMo-Audio makes some at load, before there
-is any level and even with enforce_eager, and most speech decoders make some at their first
-requests. Those stay on the SMs of the stream that was current then; ``live_graphs`` counts them,
-as far as they exist, and ``GraphSets.capture`` warns.
+What does not: graphs that a model captures by itself, on a side stream of the primary context,
+which is never capped. MiMo-Audio makes some at load, even with enforce_eager; other models make
+theirs at load or at their first requests. ``live_graphs`` counts those that there are, and
+``GraphSets.capture`` warns of them.
 
 Memory: all sets are in vLLM's one graph pool. That is safe, as torch gives memory that a capture
 has released only to captures on the same stream, so two sets never lie on each other. For the same
@@ -146,8 +146,8 @@ class GraphSets:
         others = live_graphs() - ours
         if others > 0:
             logger.warning(
-                "%d CUDA graphs are the model's own: they stay on the SMs that they were captured"
-                " on, whatever the level",
+                "%d CUDA graphs are the model's own: they keep the SMs that they were captured"
+                " with, whatever the level",
                 others,
             )
         return total
@@ -170,9 +170,6 @@ class GraphSets:
     def clear(self) -> None:
         """Drop all sets, as before the runner's ``shutdown``: vLLM drops only the one in use."""
         CUDAGraphWrapper.clear_all_graphs()
-        for pairs in self._sets.values():
-            for _, graphs in pairs:
-                graphs.clear()
         self._sets.clear()
         self._in_use = None
 
