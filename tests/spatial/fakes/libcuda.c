@@ -169,6 +169,8 @@ static const struct { const char *name; int since; void *function; } TABLE[] = {
     V(cuEventDestroy, 0), S(cuEventRecord, 0), S(cuStreamWaitEvent, 0),
     {"cuGetProcAddress", 0, (void *)cuGetProcAddress_any},
 };
+/* NVIDIA's libraries look for the driver's hidden tables and go on without. */
+int cuGetExportTable(const void **table, const void *id) { (void)id; *table = NULL; return NOT_FOUND; }
 static int cuGetProcAddress_any(const char *name, void **f, int v, uint64_t flags, int *status) {
     (void)v; (void)flags; *f = NULL;
     for (unsigned i = 0; i < sizeof TABLE / sizeof *TABLE; i++)
