@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -45,6 +46,7 @@ class Room:
 def main(probe: str, side: str, people: str, directory: str) -> None:
     from gpu_check import probes, torch_probes
 
+    faulthandler.enable()  # a crash in a driver leaves its place in the log
     room = Room(side, int(people), Path(directory))
     run = getattr(probes, probe, None) or getattr(torch_probes, probe)
     outcome: dict[str, Any]

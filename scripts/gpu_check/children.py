@@ -88,7 +88,8 @@ def _outcomes(
                     raise NotTested(outcome["reason"])
                 figures[side] = outcome["figures"]
             elif code is not None:
-                raise NotTested(f"{side} process ended with {code}: {_last_words(directory, side)}")
+                ended = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                raise NotTested(f"{side} process ended by {ended}, see {directory}/{side}.log")
             elif late:
                 raise NotTested(f"no end after {limit_s:.0f} s: {_last_words(directory, side)}")
         time.sleep(0.01)

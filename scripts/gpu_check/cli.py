@@ -18,7 +18,7 @@ from gpu_check import children
 from gpu_check.child import NotTested
 from gpu_check.mps import Mps, without_mps
 from gpu_check.parts import PARTS, Part
-from gpu_check.verdicts import Finding, Figures, Verdict
+from gpu_check.verdicts import Figures, Finding, Verdict
 
 #: Kept from the limit for ending what runs, the MPS daemon with it.
 RESERVE_S: Final = 15.0

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gpu_check.child import NotTested, Room
@@ -189,25 +189,33 @@ def switching(device: Device, streams: Streams) -> Figures:
 
 
 def nvml(room: Room) -> Figures:
-    """How long a sample takes and how often there is a new one."""
+    """How long a sample takes, and how far apart the driver's buffered samples are."""
     device = Device()
-    source = NvmlSource(str(uuid.UUID(bytes=device.uuid)))
+    asked_s: set[float] = set()
+
+    def clock() -> float:
+        now_s = time.monotonic()
+        asked_s.add(now_s)
+        return now_s
+
+    source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), clock=clock)
     took_us, times_s = [], []
     until_s = time.monotonic() + NVML_S
     try:
-        source.sample()  # opens the library
+        samples = source.sample()  # opens the library, and finds what the buffer holds
         while time.monotonic() < until_s:
+            # One without a time has that of our clock, once a second whatever the driver does.
+            times_s += [sample.at_s for sample in samples if sample.at_s not in asked_s]
+            time.sleep(0.02)
             begin_s = time.perf_counter()
             samples = source.sample()
             took_us.append(1e6 * (time.perf_counter() - begin_s))
-            times_s += [sample.at_s for sample in samples]
-            time.sleep(0.02)
     finally:
         source.close()
     gaps_s = [later - earlier for earlier, later in zip(times_s, times_s[1:], strict=False)]
     return {
         "latency_us": spread(took_us),
-        "samples": len(times_s),
+        "timed_samples": len(times_s),
         "period_s": spread(gaps_s) if gaps_s else None,
     }
 
@@ -230,7 +238,8 @@ def nvml_load(room: Room) -> Figures:
         copied += 16 * size
 
     figures: Figures = {"utilisation": {}, "dram": {}}
-    for phase, work in (("idle", lambda: time.sleep(0.05)), ("load", copies)):
+    phases: dict[str, Callable[[], None]] = {"idle": lambda: time.sleep(0.05), "load": copies}
+    for phase, work in phases.items():
         work()
         copied = 0
         begin_s = time.monotonic()

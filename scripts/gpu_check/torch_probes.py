@@ -25,6 +25,8 @@ DECODE_BATCH: Final = 8
 #: Short work: the tokens of one prompt through so many layers.
 PROMPT_TOKENS: Final = 1024
 PROMPT_LAYERS: Final = 16
+#: Of the downstream stage's matrices, and of the work that is captured.
+DOWNSTREAM_WIDTH: Final = 4096
 
 
 def opened() -> tuple[Any, Device]:
@@ -84,7 +86,8 @@ def interference(room: Room) -> Figures:
                 if side is Side.DOWNSTREAM:
                     # The shared side's last step must not be faster for want of a neighbour.
                     stage.watch(WARM_S)
-        figures["configurations"][name] = {"granted_sms": granted(level, side), **found}
+        sms = level.shared_sms if level.whole else granted(level, side)
+        figures["configurations"][name] = {"granted_sms": sms, **found}
         room.meet(f"{name} ends")
     return figures
 
@@ -140,9 +143,10 @@ class _Downstream:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         kind = {"device": "cuda", "dtype": torch.bfloat16}
-        self._rows = torch.randn(8192, 4096, **kind)
-        self._weight = torch.randn(4096, 4096, **kind)
-        self._result = torch.empty(8192, 4096, **kind)
+        width = DOWNSTREAM_WIDTH
+        self._rows = torch.randn(2 * width, width, **kind)
+        self._weight = torch.randn(width, width, **kind)
+        self._result = torch.empty(2 * width, width, **kind)
         torch.cuda.synchronize()
 
     def watch(self, watch_s: float) -> Figures:
@@ -171,8 +175,8 @@ def graphs(room: Room) -> Figures:
     pair = {"low": rungs[0], "high": rungs[-2]}
     backend = GreenBackend(device, rungs, Side.SHARED, TorchStreams(0))
     kind = {"device": "cuda", "dtype": torch.bfloat16}
-    one, other = torch.randn(4096, 4096, **kind), torch.randn(4096, 4096, **kind)
-    result = torch.empty(4096, 4096, **kind)
+    width = DOWNSTREAM_WIDTH
+    one, other, result = (torch.randn(width, width, **kind) for _ in range(3))
     torch.cuda.synchronize()
 
     def work() -> None:

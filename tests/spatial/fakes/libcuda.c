@@ -9,7 +9,7 @@
  * FAKE_MPS    the MPS attribute (0)          FAKE_FAIL    CALL:CODE[:N],.. fails from call N (1)
  * FAKE_LOG    file that gets one line per call that makes, destroys or orders something
  * FAKE_SALT   1: the opaque bytes of a split differ from process to process
- * FAKE_HANG   CALL that never returns
+ * FAKE_HANG   CALL that never returns        FAKE_CRASH   CALL that ends the process
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -47,8 +47,9 @@ static void note(const char *name) {
 }
 static int injected(const char *name) {
     static const char *all; static int looked, seen[8];
-    const char *hang = getenv("FAKE_HANG");
+    const char *hang = getenv("FAKE_HANG"), *crash = getenv("FAKE_CRASH");
     while (hang && !strcmp(hang, name)) pause();
+    if (crash && !strcmp(crash, name)) abort();
     if (!looked) { all = getenv("FAKE_FAIL"); looked = 1; }
     if (!all) return 0;
     size_t n = strlen(name);
