@@ -74,7 +74,14 @@ def judged(part: Part, figures: list[Figures] | str) -> dict[str, Finding]:
     """A finding for each claim of a part; ``figures`` may be why there are none."""
     if isinstance(figures, str):
         return {name: Finding(Verdict.UNTESTED, figures) for name in part.claims}
-    return {name: claim.judge(figures) for name, claim in part.claims.items()}
+    found = {}
+    for name, claim in part.claims.items():
+        try:
+            found[name] = claim.judge(figures)
+        # The other claims, and the figures as they are, are worth more than a clean end.
+        except Exception as error:
+            found[name] = Finding(Verdict.UNTESTED, f"the figures cannot be judged: {error!r}")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

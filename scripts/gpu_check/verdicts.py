@@ -216,10 +216,10 @@ def capped_beats(sides: Sides, reference: str | None) -> Finding:
     """
     shared, downstream = (side["configurations"] for side in sides)
     rungs = {name: shared[name] for name in shared if name not in ("alone", "uncapped")}
-    if reference is None:
+    if reference is None and rungs:
         reference = max(rungs, key=lambda name: int(rungs[name]["granted_sms"]))
         del rungs[reference]
-    if not rungs:
+    if reference is None or not rungs:
         return Finding(Verdict.UNTESTED, "there is no rung to compare")
     base = shared[reference]
     said = []
