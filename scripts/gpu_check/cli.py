@@ -21,7 +21,7 @@ from gpu_check.parts import PARTS, Part
 from gpu_check.verdicts import Figures, Finding, Verdict
 
 #: Kept from the limit for ending what runs, the MPS daemon with it.
-RESERVE_S: Final = 15.0
+RESERVE_S: Final = 20.0
 IDENTIFY_S: Final = 30.0
 
 
@@ -45,13 +45,18 @@ class Check:
         """The figures of a part: those of its sides, run by run. Raises NotTested."""
         if self._until_s - time.monotonic() < min(part.needs_s, self._part_limit_s):
             raise NotTested("out of time")
-        if part.mps:
-            environment = self.mps.environment()
-        else:
-            environment = without_mps(os.environ, self._mps_directory)
+        if not part.mps:
+            return self._run(part, without_mps(os.environ, self._mps_directory))
+        try:
+            return self._run(part, self.mps.environment())
+        except NotTested:
+            # A daemon whose client was killed may be of no use to the next.
+            self.mps.stop()
+            raise
+
+    def _run(self, part: Part, environment: dict[str, str]) -> list[Figures]:
+        end_s = min(self._until_s, time.monotonic() + min(part.limit_s, self._part_limit_s))
         found = []
-        begin_s = time.monotonic()
-        end_s = min(self._until_s, begin_s + min(part.limit_s, self._part_limit_s))
         for number, variables in enumerate(part.runs):
             found += children.run(
                 part.probe,
@@ -117,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 }
                 report["claims"] |= entry["claims"]
                 _append(lines, {"part": part.name, **entry})
+                ended = ", ".join(claim["verdict"] for claim in entry["claims"].values())
+                print(f"{part.name}: {ended} ({entry['took_s']:.0f} s)", flush=True)
         finally:
             check.mps.stop()
     (out / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")

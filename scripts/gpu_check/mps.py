@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,7 +17,8 @@ from gpu_check.child import NotTested
 CONTROL: Final = "nvidia-cuda-mps-control"
 #: sun_path of a Unix socket, less the daemon's longest file name.
 LONGEST_DIRECTORY: Final = 107 - len("/control_privileged")
-_LIMIT_S: Final = 15.0
+_LIMIT_S: Final = 10.0
+_GRACE_S: Final = 2.0
 _VARIABLES: Final = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_LOG_DIRECTORY",
@@ -32,7 +34,7 @@ def without_mps(environment: Mapping[str, str], directory: Path) -> dict[str, st
 
 
 class Mps:
-    """The daemon, started when a part first asks for it."""
+    """The daemon, started when a part asks for it."""
 
     def __init__(self, environment: Mapping[str, str], directory: Path) -> None:
         """``directory`` is for its pipes and logs."""
@@ -89,17 +91,20 @@ class Mps:
         return None
 
     def stop(self) -> None:
-        """End the daemon and its servers, if they were started; by force if they do not listen."""
+        """End the daemon and its servers, if they were started; by force if they do not listen.
+
+        A part that asks for one afterwards gets a new daemon.
+        """
         if not self._running:
             return
         self._running = False
         pid = self._pid()
         self._control(said="quit -t 5\n")
         for ending in (signal.SIGTERM, signal.SIGKILL):
-            until_s = time.monotonic() + 5
+            until_s = time.monotonic() + _GRACE_S
             while pid is not None and _alive(pid):
                 if time.monotonic() > until_s:
-                    os.kill(pid, ending)
+                    _send(pid, ending)
                     break
                 time.sleep(0.05)
 
@@ -108,6 +113,12 @@ class Mps:
             return int((self._pipes / f"{CONTROL}.pid").read_text())
         except (OSError, ValueError):
             return None
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """To the daemon, and to its servers where it leads a group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, number)
 
 
 def _alive(pid: int) -> bool:
