@@ -71,6 +71,8 @@ class Mps:
 
     def _control(self, *arguments: str, said: str = "") -> str | None:
         """Run the program; what went wrong, or None."""
+        # Clients apply CUDA_VISIBLE_DEVICES to the devices that the daemon sees, numbered anew.
+        environment = {k: v for k, v in self._environment.items() if k != "CUDA_VISIBLE_DEVICES"}
         # Into a file: a daemon may keep a pipe open, and its end would never come.
         output = self._pipes.with_name("control.log")
         try:
@@ -78,7 +80,7 @@ class Mps:
                 done = subprocess.run(
                     [CONTROL, *arguments],
                     input=said.encode(),
-                    env=self._environment,
+                    env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     timeout=_LIMIT_S,
