@@ -1,24 +1,19 @@
-"""An MPS daemon of the check's own, in a private directory; device settings stay as they are."""
+"""An MPS daemon of the check's own, from `scripts/mps`, in a private directory."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
+import shlex
 import subprocess
-import time
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from gpu_check.child import NotTested
 
-CONTROL: Final = "nvidia-cuda-mps-control"
-#: sun_path of a Unix socket, less the daemon's longest file name.
-LONGEST_DIRECTORY: Final = 107 - len("/control_privileged")
-_LIMIT_S: Final = 10.0
-_GRACE_S: Final = 2.0
+SCRIPT: Final = Path(__file__).resolve().parents[1] / "mps"
+#: Of the script, which ends what it waits for before that.
+_LIMIT_S: Final = 20.0
 _VARIABLES: Final = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_LOG_DIRECTORY",
@@ -30,21 +25,17 @@ _VARIABLES: Final = (
 def without_mps(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
     """The environment of a process that finds no daemon, not even one of the machine's own."""
     plain = {key: environment[key] for key in environment if key not in _VARIABLES}
-    return plain | {"CUDA_MPS_PIPE_DIRECTORY": str(directory / "none")}
+    return plain | {"CUDA_MPS_PIPE_DIRECTORY": str(directory.with_name("no-mps"))}
 
 
 class Mps:
     """The daemon, started when a part asks for it."""
 
     def __init__(self, environment: Mapping[str, str], directory: Path) -> None:
-        """``directory`` is for its pipes and logs."""
-        plain = without_mps(environment, directory)
-        self._pipes = directory / "pipes"
-        self._environment = plain | {
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._pipes),
-            "CUDA_MPS_LOG_DIRECTORY": str(directory / "log"),
-        }
-        self._running = False
+        """``directory`` is the daemon's; it is there only while the daemon runs."""
+        self._directory = directory
+        self._plain = {key: environment[key] for key in environment if key not in _VARIABLES}
+        self._client: dict[str, str] | None = None
         self._refusal: str | None = None
 
     def environment(self) -> dict[str, str]:
@@ -53,78 +44,38 @@ class Mps:
         Raises:
             NotTested: the daemon does not start, or did not when it was first asked for.
         """
-        if self._refusal is None and not self._running:
-            self._refusal = self._start()
         if self._refusal is not None:
             raise NotTested(self._refusal)
-        return self._environment
-
-    def _start(self) -> str | None:
-        if shutil.which(CONTROL) is None:
-            return f"{CONTROL} is not on the PATH"
-        if len(os.fsencode(self._pipes)) > LONGEST_DIRECTORY:
-            return f"{self._pipes} is too long for a socket: choose a shorter --out"
-        for directory in (self._pipes, Path(self._environment["CUDA_MPS_LOG_DIRECTORY"])):
-            directory.mkdir(parents=True, exist_ok=True)
-        self._running = True  # also if it only half starts
-        return self._control("-d")
-
-    def _control(self, *arguments: str, said: str = "") -> str | None:
-        """Run the program; what went wrong, or None."""
-        # Clients apply CUDA_VISIBLE_DEVICES to the devices that the daemon sees, numbered anew.
-        environment = {k: v for k, v in self._environment.items() if k != "CUDA_VISIBLE_DEVICES"}
-        # Into a file: a daemon may keep a pipe open, and its end would never come.
-        output = self._pipes.with_name("control.log")
-        try:
-            with output.open("a") as log:
-                done = subprocess.run(
-                    [CONTROL, *arguments],
-                    input=said.encode(),
-                    env=environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=_LIMIT_S,
-                )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        if done.returncode:
-            text = output.read_text(errors="replace").strip()[-300:]
-            return f"{CONTROL} {' '.join(arguments)} exited with {done.returncode}: {text}"
-        return None
+        if self._client is None:
+            try:
+                exports = self._script("start")
+            except NotTested as error:
+                self._refusal = str(error)
+                raise
+            words = [shlex.split(line) for line in exports.splitlines()]
+            settings = [word for line in words if line[:1] == ["export"] for word in line[1:]]
+            self._client = self._plain | dict(word.split("=", 1) for word in settings)
+        return self._client
 
     def stop(self) -> None:
-        """End the daemon and its servers, if they were started; by force if they do not listen.
+        """End the daemon, if it was started; a part that asks for one afterwards gets a new one.
 
-        A part that asks for one afterwards gets a new daemon.
+        Raises:
+            NotTested: it does not end; its directory is left for `scripts/mps stop`.
         """
-        if not self._running:
-            return
-        self._running = False
-        pid = self._pid()
-        self._control(said="quit -t 5\n")
-        for ending in (signal.SIGTERM, signal.SIGKILL):
-            until_s = time.monotonic() + _GRACE_S
-            while pid is not None and _alive(pid):
-                if time.monotonic() > until_s:
-                    _send(pid, ending)
-                    break
-                time.sleep(0.05)
+        if self._client is not None:
+            self._client = None
+            self._script("stop")
 
-    def _pid(self) -> int | None:
+    def _script(self, action: str) -> str:
+        """What the script printed on its standard output. Raises NotTested: it failed."""
+        command = [sys.executable, str(SCRIPT), action, "--dir", str(self._directory)]
         try:
-            return int((self._pipes / f"{CONTROL}.pid").read_text())
-        except (OSError, ValueError):
-            return None
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    """To the daemon, and to its servers where it leads a group of its own."""
-    with contextlib.suppress(ProcessLookupError):
-        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, number)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return CONTROL.encode()[:15] in Path(f"/proc/{pid}/comm").read_bytes()
-    except OSError:
-        return False
+            done = subprocess.run(
+                command, env=self._plain, capture_output=True, text=True, timeout=_LIMIT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NotTested(f"scripts/mps {action}: no end after {_LIMIT_S:.0f} s") from error
+        if done.returncode:
+            raise NotTested(f"scripts/mps {action}: {done.stderr.strip()}")
+        return done.stdout

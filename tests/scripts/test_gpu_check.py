@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ import pytest
 from fake_driver import compiled, skip_beside_a_real
 from gpu_check import kernels
 from gpu_check.child import NotTested, Room
-from gpu_check.mps import CONTROL
 from gpu_check.parts import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The fake device's UUID, every byte of it 17.
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
+CONTROL = "nvidia-cuda-mps-control"
 CLAIMS = {name: part for part in PARTS for name in part.claims}
 #: Parts whose probes launch kernels, or copies.
 KERNELS = {"smid", "corun", "nvml-load", "nvml-launch"}
@@ -40,6 +41,13 @@ class Done:
 
     def why(self, claim: str) -> str:
         return str(self.report["claims"][claim]["why"])
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Instead of pytest's own, whose names are too long for an MPS daemon's sockets."""
+    with tempfile.TemporaryDirectory(prefix="gpu-") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")
@@ -101,15 +109,15 @@ def check(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> Iterat
 
 
 def left_behind(directory: Path) -> list[str]:
-    """Command lines of processes that work in this directory."""
+    """Command lines of processes that name this directory, or whose environment does."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
         except OSError:
             continue
-        if str(directory) in command:
-            found.append(command)
+        if str(directory).encode() in command + environment:
+            found.append(command.replace(b"\0", b" ").decode())
     return found
 
 
@@ -199,8 +207,8 @@ def test_a_process_waits_for_its_neighbour_with_patience(tmp_path: Path) -> None
 
 
 def test_what_no_longer_fits_is_out_of_time(check: Check) -> None:
-    done = check("--only", "levels", "interference", "--limit-s", "21")
-    assert done.code == 0 and done.took_s < 21
+    done = check("--only", "levels", "interference", "--limit-s", "26")
+    assert done.code == 0 and done.took_s < 26
     assert {done.verdict(claim) for claim in done.report["claims"]} == {"not tested"}
     assert done.why("levels.exist") == done.why("interference.uncapped") == "out of time"
 
@@ -248,58 +256,40 @@ def test_a_signal_ends_what_was_started(
     assert left_behind(tmp_path) == []
 
 
-#: A daemon that does nothing but be there, and may not listen when it is told to go.
-DAEMON = """#!/bin/sh
-case "$1" in
--d) "$0" serve "$CUDA_MPS_PIPE_DIRECTORY" & echo $! >"$CUDA_MPS_PIPE_DIRECTORY/{control}.pid"
-    echo started >>"$0.starts" ;;
-serve) trap '' TERM; while :; do sleep 0.1; done ;;
-*) cat >"$CUDA_MPS_LOG_DIRECTORY/told"
-   {quit} ;;
-esac
-"""
-
-
 @pytest.fixture
-def daemon(tmp_path: Path) -> Callable[[str], Path]:
-    """The directory of a control program that does this when it is told to quit."""
-
-    def make(script: str) -> Path:
-        program = tmp_path / "bin" / CONTROL
-        program.parent.mkdir()
-        program.write_text(script)
-        program.chmod(0o755)
-        return program.parent
-
-    return make
+def control(tmp_path: Path) -> Path:
+    """The directory of a fake nvidia-cuda-mps-control; see there for what $FAKE_MPS can be."""
+    program = tmp_path / "bin" / CONTROL
+    program.parent.mkdir()
+    source = Path(__file__).with_name("fake_mps_control.py").read_text()
+    program.write_text(f"#!{sys.executable} -IS\n{source}")
+    program.chmod(0o755)
+    return program.parent
 
 
-@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("mode", ["", "stays", "undying"])
 def test_the_mps_daemon_is_private_and_gone_at_the_end(
-    check: Check, daemon: Callable[[str], Path], tmp_path: Path, listens: bool
+    check: Check, control: Path, tmp_path: Path, mode: str
 ) -> None:
-    pid = f'$(cat "$CUDA_MPS_PIPE_DIRECTORY/{CONTROL}.pid")'
-    script = DAEMON.format(control=CONTROL, quit=f"kill -9 {pid}" if listens else "true")
-    path = daemon(script)
-    done = check("--only", "levels", "smid-mps", "corun-mps", path=path, mps=1)
-    told = (tmp_path / "out" / "mps" / "log" / "told").read_text()
-    assert told.startswith("quit")
+    record = tmp_path / "record"
+    parts = ("levels", "smid-mps", "corun-mps")
+    done = check("--only", *parts, path=control, mps=mode, mps_record=record)
     # It was there, so what is missing now is the GPU.
     for claim in ("smid-mps.disjoint", "corun-mps.beside"):
-        assert done.verdict(claim) == "not tested" and CONTROL not in done.why(claim)
+        assert done.verdict(claim) == "not tested" and "mps" not in done.why(claim)
+    said = record.read_text().splitlines()
     # A part that failed may have spoilt it for the next.
-    assert len((path / f"{CONTROL}.starts").read_text().split()) == 2
-    assert done.verdict("levels.agree") == "holds"
+    pipes = [line for line in said if line.startswith("CUDA_MPS_PIPE_DIRECTORY=")]
+    assert len(pipes) == said.count("quit") == 2
+    assert all(str(tmp_path / "out" / "mps") in line for line in pipes)
+    assert not (tmp_path / "out" / "mps").exists()
 
 
-def test_an_mps_daemon_that_does_not_start_is_named(
-    check: Check, daemon: Callable[[str], Path]
-) -> None:
-    path = daemon("#!/bin/sh\necho no such device\nexit 3\n")
-    done = check("--only", "smid-mps", "corun-mps", path=path)
+def test_an_mps_daemon_that_does_not_start_is_named(check: Check, control: Path) -> None:
+    done = check("--only", "smid-mps", "corun-mps", path=control, mps="refuses")
     for claim in ("smid-mps.disjoint", "corun-mps.beside"):
         assert done.verdict(claim) == "not tested"
-        assert "exited with 3: no such device" in done.why(claim)
+        assert "cannot: refused" in done.why(claim)
 
 
 @pytest.mark.parametrize("compute_capability", [(8, 0), (8, 9), (9, 0), (12, 0)])

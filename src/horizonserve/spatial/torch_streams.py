@@ -1,4 +1,4 @@
-"""torch as the framework that launches work; imported when the first backend is built."""
+"""PyTorch behind the seam of the green backend."""
 
 from __future__ import annotations
 
@@ -8,38 +8,33 @@ from typing import Any
 
 
 class TorchStreams:
-    """The Streams of a GreenBackend whose work torch launches.
-
-    ``device_index`` is torch's number of the device, for ``wrap``. The device has to be torch's
-    current one where work is launched.
-    """
+    """Launches PyTorch's work on streams that are the driver's own."""
 
     def __init__(self, device_index: int) -> None:
+        """Takes the device by its number among the visible ones."""
         import torch
 
         self._cuda = torch.cuda
         self._device = device_index
 
     def wrap(self, pointer: int) -> Any:
-        """A torch.cuda.ExternalStream; the handle has to outlive it."""
+        """A torch stream around the driver's; it does not own it."""
         return self._cuda.ExternalStream(pointer, device=self._device)
 
     def use(self, stream: Any) -> AbstractContextManager[int]:
-        """Launch on ``stream`` inside the context; gives the handle of the surrounding stream."""
-        return _Use(self._cuda, stream)
+        """Launch on the stream inside the context; gives the surrounding stream's handle."""
+        return _Use(self._cuda, self._device, stream)
 
 
 class _Use:
-    """A class, as a generator context costs more than the switch."""
+    __slots__ = ("_context", "_cuda", "_device")
 
-    __slots__ = ("_context", "_cuda")
-
-    def __init__(self, cuda: Any, stream: Any) -> None:
-        self._cuda = cuda
+    def __init__(self, cuda: Any, device: int, stream: Any) -> None:
+        self._cuda, self._device = cuda, device
         self._context = cuda.stream(stream)
 
     def __enter__(self) -> int:
-        surrounding: int = self._cuda.current_stream().cuda_stream
+        surrounding = int(self._cuda.current_stream(self._device).cuda_stream)
         self._context.__enter__()
         return surrounding
 

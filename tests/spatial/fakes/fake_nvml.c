@@ -174,6 +174,13 @@ const char *nvmlErrorString(int code) {
     return text;
 }
 
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER("nvmlDeviceGetCount");
+    if (!users) return UNINITIALIZED;
+    *count = (unsigned)device_count;
+    return OK;
+}
+
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
     ENTER("nvmlDeviceGetHandleByUUID");
     if (!users) return UNINITIALIZED;
