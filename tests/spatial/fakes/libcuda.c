@@ -8,11 +8,14 @@
  * FAKE_UUID   every byte of the device's UUID (0)
  * FAKE_MPS    the MPS attribute (0)          FAKE_FAIL    CALL:CODE[:N],.. fails from call N (1)
  * FAKE_LOG    file that gets one line per call that makes, destroys or orders something
+ * FAKE_SALT   1: the opaque bytes of a split differ from process to process
+ * FAKE_HANG   CALL that never returns        FAKE_CRASH   CALL that ends the process
  */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct { int32_t type; struct { uint32_t tag, first, end, derived; uint8_t pad[76]; } in;
                  uint32_t count, minimum, alignment, flags, more[6]; void *next; } Resource;
@@ -44,6 +47,9 @@ static void note(const char *name) {
 }
 static int injected(const char *name) {
     static const char *all; static int looked, seen[8];
+    const char *hang = getenv("FAKE_HANG"), *crash = getenv("FAKE_CRASH");
+    while (hang && !strcmp(hang, name)) pause();
+    if (crash && !strcmp(crash, name)) abort();
     if (!looked) { all = getenv("FAKE_FAIL"); looked = 1; }
     if (!all) return 0;
     size_t n = strlen(name);
@@ -64,7 +70,8 @@ static int injected(const char *name) {
 
 static void fill(Resource *r, uint32_t first, uint32_t end, int derived) {
     memset(r, 0, sizeof *r);
-    r->in.tag = 0x5eed; r->in.first = first; r->in.end = end; r->in.derived = (uint32_t)derived;
+    r->in.tag = 0x5eed + (setting("FAKE_SALT", 0) ? (uint32_t)getpid() : 0);
+    r->in.first = first; r->in.end = end; r->in.derived = (uint32_t)derived;
     if (first == end) return;
     r->type = 1; r->count = end - first;
     if (version() >= 13000) { r->minimum = minimum(); r->alignment = alignment(); }
@@ -79,6 +86,12 @@ int cuDeviceGetUuid_v2(unsigned char *u, int d) { BEGIN("cuDeviceGetUuid"); (voi
 int cuDeviceGetAttribute(int *v, int a, int d) { BEGIN("cuDeviceGetAttribute"); (void)d;
     int cc = setting("FAKE_CC", 90);
     *v = a == 75 ? cc / 10 : a == 76 ? cc % 10 : a == 133 ? setting("FAKE_MPS", 0) : 0; return 0; }
+int cuDeviceGetName(char *name, int room, int d) { BEGIN("cuDeviceGetName"); (void)d;
+    snprintf(name, (size_t)room, "fake device"); return 0; }
+/* Nothing here takes device memory. */
+int cuMemGetInfo_v2(size_t *unused, size_t *all) { BEGIN("cuMemGetInfo");
+    if (!depth) return BAD_CONTEXT;
+    *unused = *all = (size_t)1 << 33; return 0; }
 int cuCtxGetCurrent(Context **c) { BEGIN("cuCtxGetCurrent");
     *c = depth ? stack[depth - 1] : NULL; return 0; }
 int cuDevicePrimaryCtxRetain(Context **c, int d) { BEGIN("cuDevicePrimaryCtxRetain"); (void)d;
@@ -131,6 +144,8 @@ int cuGreenCtxStreamCreate(Stream **s, Context *c, unsigned flags, int priority)
     BEGIN("cuGreenCtxStreamCreate"); (void)priority; if (flags != 1) return INVALID;
     *s = calloc(1, sizeof **s); (*s)->context = c; note("stream"); return 0;
 }
+/* No work is ever launched, so a stream is always done. */
+int cuStreamSynchronize(Stream *s) { BEGIN("cuStreamSynchronize"); (void)s; return 0; }
 int cuStreamDestroy_v2(Stream *s) { BEGIN("cuStreamDestroy"); (void)s; note("-stream"); return 0; }
 int cuEventCreate(void **e, unsigned f) { BEGIN("cuEventCreate"); (void)f; *e = malloc(1);
     note("event"); return 0; }
@@ -145,7 +160,7 @@ int cuStreamWaitEvent(Stream *s, void *e, unsigned f) { BEGIN("cuStreamWaitEvent
 static int cuGetProcAddress_any(const char *, void **, int, uint64_t, int *);
 static const struct { const char *name; int since; void *function; } TABLE[] = {
     S(cuInit, 0), S(cuDriverGetVersion, 0), S(cuDeviceGet, 0), S(cuDeviceGetAttribute, 0),
-    V(cuDeviceGetUuid, 0),
+    V(cuDeviceGetUuid, 0), S(cuDeviceGetName, 0), V(cuMemGetInfo, 0), S(cuStreamSynchronize, 0),
     S(cuCtxGetCurrent, 0), S(cuDevicePrimaryCtxRetain, 0), V(cuDevicePrimaryCtxRelease, 0),
     V(cuCtxPushCurrent, 0), V(cuCtxPopCurrent, 0), S(cuDeviceGetDevResource, 12040),
     S(cuDevSmResourceSplitByCount, 12040), S(cuDevSmResourceSplit, 13010),
@@ -155,6 +170,8 @@ static const struct { const char *name; int since; void *function; } TABLE[] = {
     V(cuEventDestroy, 0), S(cuEventRecord, 0), S(cuStreamWaitEvent, 0),
     {"cuGetProcAddress", 0, (void *)cuGetProcAddress_any},
 };
+/* NVIDIA's libraries look for the driver's hidden tables and go on without. */
+int cuGetExportTable(const void **table, const void *id) { (void)id; *table = NULL; return NOT_FOUND; }
 static int cuGetProcAddress_any(const char *name, void **f, int v, uint64_t flags, int *status) {
     (void)v; (void)flags; *f = NULL;
     for (unsigned i = 0; i < sizeof TABLE / sizeof *TABLE; i++)
