@@ -14,8 +14,8 @@ from typing import Any, Final
 from gpu_check.child import NotTested, Room
 from gpu_check.kernels import Kernels, PlainStreams, open_device
 from horizonserve.spatial.driver import Device, bindings, call
-from horizonserve.spatial.green import GreenBackend, Side, Streams
-from horizonserve.spatial.ladder import Level, choose
+from horizonserve.spatial.green import GreenBackend, Streams
+from horizonserve.spatial.ladder import Level, Side, choose
 from horizonserve.spatial.nvml import NvmlSource
 from horizonserve.spatial.pressure import Sampler, SourceError
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from gpu_check.child import NotTested, Room
 from gpu_check.probes import Figures, granted, ladder, spread, switching
 from horizonserve.spatial.driver import Device
-from horizonserve.spatial.green import GreenBackend, Side
-from horizonserve.spatial.ladder import Level
+from horizonserve.spatial.green import GreenBackend
+from horizonserve.spatial.ladder import Level, Side
 from horizonserve.spatial.torch_streams import TorchStreams
 
 #: Time that each configuration of `interference` is watched, after WARM_S.
