@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from horizonserve.spatial.monitor import PREFIX
+
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.vllm
 
@@ -90,6 +92,22 @@ def test_the_flag_is_added_once_and_leaves_the_arguments_before_the_engine_sees_
         """
     )
     assert out.strip().endswith("ok")
+
+
+def test_a_worker_in_a_process_of_its_own_is_reached_too() -> None:
+    out = run(
+        """
+        import vllm.v1.worker.worker_base as base
+        from horizonserve import plugin
+
+        stock = base.WorkerWrapperBase.init_device
+        plugin.register()
+        print(base.WorkerWrapperBase.init_device is not stock)
+        """,
+        HORIZON_SCHEDULER="horizon",
+        HORIZONSERVE_MONITOR=f"{PREFIX}1",
+    )
+    assert out.split()[-1] == "True"
 
 
 def test_plain_vllm_serve_gets_the_plain_class_and_refuses_two_schedulers() -> None:

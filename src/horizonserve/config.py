@@ -41,7 +41,8 @@ def _not_a_bool(value: object) -> object:
     return value
 
 
-Ms = Annotated[float, BeforeValidator(_not_a_bool), Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_not_a_bool), Field(allow_inf_nan=False)]
+Ms = Annotated[Number, Field(gt=0)]
 Count = Annotated[int, BeforeValidator(_not_a_bool), Field(ge=1)]
 
 #: First-response targets (ms) of a class for which nothing was set or profiled.
@@ -73,23 +74,23 @@ class Settings(BaseSettings):
     #: Estimated solo time to first response per class; without one, SLO / ``slo_multiple``.
     estimate_ms: dict[RequestClass, Ms] = {}
     #: m of SLO(class) = m x solo p95 (HorizonServe 6.1).
-    slo_multiple: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 5.0
+    slo_multiple: Annotated[Number, Field(gt=1)] = 5.0
 
     #: N:M rotation between the short and the long path (HorizonServe 4.3).
     rotation: bool = True
     #: Requests with slack ratio below ``u_guard`` are exempt from rotation and cap.
     slack_guard: bool = True
-    u_guard: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    u_guard: Annotated[Number, Field(gt=0)] = 4.0
     #: Requests with slack ratio below ``u_lost`` (0: whose deadline has passed) go behind those
     #: that can still be saved, or keep their protection, which is the paper's literal rule.
     lost: Literal["demote", "protect"] = "demote"
-    u_lost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    u_lost: Annotated[Number, Field(ge=0)] = 0.5
     #: Upper bound on ordinary long-path requests in the shared stage.
     long_cap: bool = True
     #: The bound itself; without one, half of the usable slots.
     long_cap_requests: Count | None = None
     #: No path's first waiting request is held back for longer than this.
-    max_hide_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 5.0
+    max_hide_s: Annotated[Number, Field(gt=0, le=60)] = 5.0
 
     #: Cap the shared stage's SMs while downstream stages run (HorizonServe 4.4).
     spatial: bool = True
@@ -100,10 +101,10 @@ class Settings(BaseSettings):
     s_min_sms: Count | None = None
     s_cap_sms: Count | None = None
     #: B_sat: the pressure at which the shared stage gets S_cap.
-    b_sat: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
+    b_sat: Annotated[Number, Field(gt=0, le=1)] = 0.9
     #: A change of level needs so many rungs of difference, and so long since the last one.
     rung_step: Count = 1
-    min_dwell_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.5
+    min_dwell_s: Annotated[Number, Field(ge=0, le=60)] = 0.5
     #: NVML's memory utilisation, or DRAM bandwidth (GPM, Hopper and later).
     pressure: Literal["utilization", "dram"] = "utilization"
     #: Capture CUDA graphs once per level; without it a stage with graphs cannot be capped.

@@ -42,7 +42,9 @@ class Process:
     def do(self, order: str = "look") -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         print(order, file=self._process.stdin, flush=True)
-        return dict(json.loads(self._process.stdout.readline()))
+        # vLLM logs to the same place.
+        said = next(line for line in self._process.stdout if line.startswith("{"))
+        return dict(json.loads(said))
 
     def end(self) -> None:
         self._process.communicate(timeout=60)

@@ -233,12 +233,12 @@ def test_the_launching_process_makes_the_record_where_it_will_be_used(
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
     hooks.prepare(Settings(**{"scheduler": "horizon"} | settings))
-    assert bool(os.environ[VARIABLE]) is made
+    assert os.environ[VARIABLE].startswith(module.PREFIX) is made
     files = list(tmp_path.iterdir())
     assert len(files) == made
-    if made:
-        monkeypatch.setattr(module, "DIRECTORY", tmp_path)
-        files[0].unlink()
+    if not made:
+        hooks.install()
+        assert hooks.described == {"state": "not prepared", "why": os.environ[VARIABLE]}
 
 
 def test_it_goes_on_without_what_the_loop_needs(

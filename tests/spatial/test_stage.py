@@ -69,8 +69,9 @@ def server(record: Monitor) -> Iterator[Server]:
 
 
 def test_downstream_follows_the_level_that_pressure_chose(server: Server) -> None:
-    # The shared stage has not seen downstream work yet when it takes its first step.
-    assert server.step(0) == (WHOLE, WHOLE)
+    # The shared stage has not seen downstream work yet when it takes its first step; the first
+    # step downstream leaves it room all the same.
+    assert server.step(0) == (WHOLE, CAP)
     assert server.step(0.05, 0.1) == (LOW, LOW)
     seen = [server.step(0.0625, 0.9) for _ in range(17)]
     assert seen == [(LOW, LOW)] * 15 + [(CAP, CAP)] * 2  # a dwell later
@@ -81,7 +82,32 @@ def test_the_whole_comes_back_when_downstream_has_been_idle(server: Server) -> N
     assert server.step(0.05) == (LOW, LOW)
     server.now_s += LINGER_S + 1.1
     assert server.level_of(server.shared) == WHOLE
+
+
+def test_downstream_has_all_where_the_shared_stage_is_idle_too(server: Server) -> None:
+    server.step(0)
+    assert server.step(0.05) == (LOW, LOW)
+    server.now_s += LINGER_S / 2
+    assert server.level_of(server.downstream) == LOW
+    server.now_s += LINGER_S
     assert server.level_of(server.downstream) == WHOLE
+    # Sampling is work too: it may wait for what the forward launched.
+    with server.shared.again():
+        server.now_s += 2 * LINGER_S
+        assert server.level_of(server.downstream) == LOW
+
+
+@pytest.mark.parametrize("pressure", [0.0, 0.4, 0.9])
+def test_a_long_forward_that_finds_the_shared_stage_uncapped_is_disjoint_from_its_rungs(
+    server: Server, pressure: float
+) -> None:
+    assert server.level_of(server.shared) == WHOLE
+    with server.downstream.forward():  # an image
+        image = server.downstream.backend.decisions[-1]  # type: ignore[attr-defined]
+        server.pressure = pressure
+        server.now_s += LOOK_S
+        mine = LEVELS[server.level_of(server.shared)]
+        assert not mine.whole and mine.shared_sms + image.downstream_sms <= 132
 
 
 def test_a_forward_that_takes_long_is_active_all_the_while(server: Server) -> None:
@@ -114,7 +140,8 @@ def test_the_switch_is_live(server: Server) -> None:
     server.step(0)
     assert server.step(0.05) == (LOW, LOW)
     server.shared.use(SETTINGS.changed({"spatial": False}))
-    assert server.step(0.05) == (WHOLE, WHOLE)
+    assert server.step(0.05)[0] == WHOLE
+    assert server.step(LOOK_S) == (WHOLE, WHOLE)
     # Spatial control is half of horizon; another scheduler runs without it.
     server.shared.use(SETTINGS.changed({"scheduler": "edf"}))
     assert server.step(0.05) == (WHOLE, WHOLE)

@@ -19,10 +19,10 @@ from horizonserve.serving import compat
 from horizonserve.spatial.backend import Backend
 from horizonserve.spatial.cores import CoresBackend
 from horizonserve.spatial.cpu_proxy import CpuProxy
-from horizonserve.spatial.driver import Device, DriverError
+from horizonserve.spatial.driver import Device
 from horizonserve.spatial.green import GreenBackend, refusals
 from horizonserve.spatial.ladder import Die, Side, aligned, choose, existing, smallest
-from horizonserve.spatial.monitor import SHARED_STAGE, VARIABLE, Monitor, MonitorError
+from horizonserve.spatial.monitor import PREFIX, SHARED_STAGE, VARIABLE, Monitor, MonitorError
 from horizonserve.spatial.null import NullBackend
 from horizonserve.spatial.nvml import NvmlSource
 from horizonserve.spatial.pressure import Sampler, Source
@@ -34,6 +34,9 @@ logger = logging.getLogger(f"vllm.{__name__}")
 _MODEL_DIE: Final = Die(132, *smallest((9, 0)))
 _DIFFUSION_FORWARDS: Final = ("execute_model", "execute_model_batch", "execute_stepwise")
 
+#: Of a reason in what a stage says of itself, which has little room.
+_WHY_BYTES: Final = 200
+
 #: The shared stage of this process, for its scheduler; and what people are told of it.
 shared: SharedStage | None = None
 described: dict[str, Any] = {"state": "not prepared"}
@@ -44,25 +47,26 @@ def prepare(settings: Settings) -> None:
 
     Without it they run uncapped. Where spatial control is asked for but cannot be, says why, once.
     """
-    # Also for the children: that there is none is then decided.
-    os.environ[VARIABLE] = ""
+    # Also for the children: that there is none is then decided, and why.
+    os.environ[VARIABLE] = "spatial control was not asked for at the start"
     if not settings.caps:
         return
     from vllm.platforms import current_platform
 
     if settings.spatial_backend == "auto" and not current_platform.is_cuda():
-        logger.info(
-            "HorizonServe: no CUDA device, so no spatial control; HORIZON_SPATIAL_BACKEND=cores"
-            " caps CPU cores in its place"
-        )
+        why = "no CUDA device; HORIZON_SPATIAL_BACKEND=cores caps CPU cores in its place"
+        os.environ[VARIABLE] = why
+        logger.info("HorizonServe: no spatial control: %s", why)
         return
-    if settings.spatial_backend in ("auto", "green") and (reasons := refusals(True)):
-        _say_refused("; ".join(reasons))
-        return
+    reasons = refusals(True) if settings.spatial_backend in ("auto", "green") else []
     try:
-        Monitor.create()
+        if not reasons:
+            Monitor.create()
     except OSError as error:
-        _say_refused(f"/dev/shm cannot be written ({error})")
+        reasons = [f"/dev/shm cannot be written ({error})"]
+    if reasons:
+        os.environ[VARIABLE] = "; ".join(reasons)
+        _say_refused(os.environ[VARIABLE])
 
 
 def _say_refused(reason: str) -> None:
@@ -71,9 +75,13 @@ def _say_refused(reason: str) -> None:
 
 def install() -> None:
     """Have the workers that this process will make run inside the loop of their stage."""
-    if not os.environ.get(VARIABLE):
+    global described
+    name = os.environ.get(VARIABLE, "")
+    if not name.startswith(PREFIX):
+        described = {"state": "not prepared", "why": name[:_WHY_BYTES]}
         return
-    if "vllm.v1.engine.core" in sys.modules:
+    # A stage's own process has the first; a worker that is in another one, the second.
+    if {"vllm.v1.engine.core", "vllm.v1.worker.worker_base"} & sys.modules.keys():
         compat.require(compat.WORKER)
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -121,7 +129,7 @@ def _attach_llm(worker: Any) -> None:
     def refusal(backend: str, settings: Settings) -> str | None:
         return _llm_refusal(config, index, backend, settings.graphs_per_level)
 
-    stage = _attach(worker, index, refusal)
+    stage = _attach(worker, index, refusal, graphs=not config.model_config.enforce_eager)
     if stage is None:
         return
     execute_model, sample_tokens = worker.execute_model, worker.sample_tokens
@@ -135,10 +143,8 @@ def _attach_llm(worker: Any) -> None:
             return sample_tokens(grammar_output)
 
     worker.execute_model, worker.sample_tokens = execute_capped, sample_capped
-    if worker.device.type == "cuda":
+    if described["backend"] == "green":
         _profile_each_level(worker.model_runner, stage)
-    if described["backend"] == "green" and not config.model_config.enforce_eager:
-        _capture_each_level(worker, stage)
 
 
 def _attach_diffusion(worker: Any) -> None:
@@ -165,20 +171,12 @@ def _profile_each_level(runner: Any, stage: Stage) -> None:
     stock = runner.profile_run
 
     def profile_run() -> None:
-        for level in stage.levels:
+        # The whole first: what is compiled or tuned at the first forward is for all SMs.
+        for level in reversed(stage.levels):
             with stage.backend.activate(level):
                 stock()
 
     runner.profile_run = profile_run
-
-
-def _capture_each_level(worker: Any, stage: Stage) -> None:
-    from horizonserve.serving.graphs import GraphSets
-
-    runner = worker.model_runner
-    sets = stage.backend = GraphSets(runner, stage.backend)
-    runner.capture_model = functools.partial(sets.capture, runner.capture_model)
-    _before(worker, "shutdown", sets.clear)
 
 
 def _llm_refusal(config: Any, index: int, backend: str, graphs_per_level: bool) -> str | None:
@@ -204,11 +202,15 @@ def _llm_refusal(config: Any, index: int, backend: str, graphs_per_level: bool) 
 
 
 def _attach(
-    worker: Any, index: int, refusal: Callable[[str, Settings], str | None]
+    worker: Any,
+    index: int,
+    refusal: Callable[[str, Settings], str | None],
+    graphs: bool = False,
 ) -> Stage | None:
     """Make the loop of this process's stage; None where it is not to be capped.
 
-    ``refusal`` says why a backend cannot cap this stage, None if it can.
+    ``refusal`` says why a backend cannot cap this stage, None if it can; ``graphs`` whether vLLM
+    captures graphs for it.
     """
     global described
     try:
@@ -228,10 +230,10 @@ def _attach(
     try:
         if (why := refusal(backend, settings)) is not None:
             raise ValueError(why)
-        stage, close = _stage(worker, index, backend, settings, monitor)
-    except (MonitorError, DriverError, ValueError, OSError) as error:
-        # Also for a second process of one stage: nobody may be capped then.
-        reason = f"stage {index}: {error}"
+        stage, close = _stage(worker, index, backend, settings, monitor, graphs)
+    # Whatever it was, the stage serves without. Also for a second process of one stage.
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = f"stage {index}: {error}"[:_WHY_BYTES]
         described = {"state": "refused", "why": reason}
         monitor.veto(reason)
         monitor.close()
@@ -250,12 +252,12 @@ def _attach(
 
 
 def _stage(
-    worker: Any, index: int, backend: str, settings: Settings, monitor: Monitor
+    worker: Any, index: int, backend: str, settings: Settings, monitor: Monitor, graphs: bool
 ) -> tuple[Stage, Callable[[], None]]:
     """The loop of the stage, and what ends it."""
     global shared
     side = Side.SHARED if index == SHARED_STAGE else Side.DOWNSTREAM
-    caps, source = _backend(worker, side, backend, settings)
+    caps, source = _backend(worker, side, backend, settings, graphs)
     if side is Side.DOWNSTREAM:
         stage = DownstreamStage(index, caps, monitor)
         return stage, stage.close
@@ -270,7 +272,9 @@ def _stage(
     return leader, close
 
 
-def _backend(worker: Any, side: Side, name: str, settings: Settings) -> tuple[Backend, Source]:
+def _backend(
+    worker: Any, side: Side, name: str, settings: Settings, graphs: bool
+) -> tuple[Backend, Source]:
     """What caps this process, and where its pressure is measured."""
     bounds = settings.s_min_sms, settings.s_cap_sms
     if name == "cores":
@@ -295,4 +299,15 @@ def _backend(worker: Any, side: Side, name: str, settings: Settings) -> tuple[Ba
         raise ValueError("; ".join(reasons))
     from horizonserve.spatial.torch_streams import TorchStreams
 
-    return GreenBackend(device, levels, side, TorchStreams(worker.device.index or 0)), source
+    green = GreenBackend(device, levels, side, TorchStreams(worker.device.index or 0))
+    return (_with_graphs(worker, green) if graphs else green), source
+
+
+def _with_graphs(worker: Any, green: GreenBackend) -> Backend:
+    from horizonserve.serving.graphs import GraphSets
+
+    runner = worker.model_runner
+    sets = GraphSets(runner, green)
+    runner.capture_model = functools.partial(sets.capture, runner.capture_model)
+    _before(worker, "shutdown", sets.clear)
+    return sets

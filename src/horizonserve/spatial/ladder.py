@@ -132,7 +132,10 @@ def choose(
     low = int(die.total_sms * 0.25) if s_min_sms is None else s_min_sms
     high = int(die.total_sms * 0.6) if s_cap_sms is None else s_cap_sms
     if low > high or most < 2:
-        raise ValueError(f"S_min {low} to S_cap {high} SMs in {most} levels: no such ladder")
+        raise ValueError(
+            f"s_min_sms={low}, s_cap_sms={high} of {die.total_sms} SMs in {most} levels: no such"
+            " ladder; give both, the first at most the second"
+        )
     within = sorted(
         (level for level in levels if not level.whole and low <= level.shared_sms <= high),
         key=lambda level: level.shared_sms,

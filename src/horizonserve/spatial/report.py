@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,8 @@ from horizonserve.config import Settings
 from horizonserve.process import start_ticks
 from horizonserve.spatial.driver import Device, DriverError
 from horizonserve.spatial.green import conditions
-from horizonserve.spatial.monitor import MAX_STAGES, SHARED_STAGE, Monitor, MonitorError
+from horizonserve.spatial.monitor import MAX_STAGES, SHARED_STAGE, Monitor, MonitorError, State
+from horizonserve.spatial.pressure import STALE_S
 
 
 def report(described: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def report(described: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     return found | {
         "state": "refused" if why else "on" if settings.caps else "off",
         "why": why,
-        "pressure": shared.state.pressure if shared else None,
+        "pressure": None if shared is None else _pressure(shared.state, now_s),
         "stages": {
             str(stage): {
                 "pid": seen.pid,
@@ -59,10 +61,17 @@ def report(described: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     }
 
 
+def _pressure(state: State, now_s: float) -> float | None:
+    """The pressure of the last decision, if that is as young as a pressure must be."""
+    if state.pressure_at_s is None or now_s - state.pressure_at_s > STALE_S:
+        return None
+    return state.pressure
+
+
 def gpu_conditions(pid: int) -> dict[str, str | None]:
     """Each condition of green contexts for a running server, and what is wrong with it.
 
-    Asks the driver in this process, but reads the environment of process ``pid``.
+    Asks the driver in this process, as the server's process ``pid`` would: with its environment.
     """
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
@@ -70,6 +79,8 @@ def gpu_conditions(pid: int) -> dict[str, str | None]:
         return {"the server's environment": str(error)}
     pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
     environment = {name: value for name, _, value in pairs}
+    # Its MPS daemon and its devices are those that its environment names.
+    os.environ.update({k: v for k, v in environment.items() if k.startswith(("CUDA_", "NVIDIA_"))})
     found: dict[str, str | None] = {"a GPU with green contexts": None}
     mps = True
     try:

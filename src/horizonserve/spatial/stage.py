@@ -1,10 +1,15 @@
 """What a stage process does around each of its forwards: the live loop (HorizonServe 4.4).
 
     shared stage   pressure, activity downstream -> level -> publish -> cap -> forward -> publish
-    downstream                    level published -> publish -> cap -> forward -> publish
+    downstream     level published, activity of the shared stage -> publish -> cap -> forward -> ...
 
 Levels change between forwards only, so while one stage has moved and another is still in a forward,
 the two overlap by the difference of their levels. The epoch in the record tells such a time.
+
+Both sides start from what they do not know yet. The shared stage has all SMs while nothing runs
+downstream. A downstream stage that starts then must not have all of them too: an image is one
+forward of many seconds. It takes the remainder of S_cap, which is disjoint from every rung, and all
+SMs only where the shared stage is idle as well.
 """
 
 from __future__ import annotations
@@ -23,8 +28,8 @@ from horizonserve.spatial.monitor import MAX_STAGES, SHARED_STAGE, Monitor, Stat
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-#: A stage that is in one forward for longer counts as hung. Images take tens of seconds.
-SILENCE_S: Final = 120.0
+#: A stage that is in one forward for longer counts as hung: longer than any image takes.
+SILENCE_S: Final = 600.0
 #: A stage counts as active for so long after a forward: on a GPU a forward returns when it is
 #: launched, and its next step comes once the result is there.
 LINGER_S: Final = 0.1
@@ -54,7 +59,10 @@ class Stage:
         clock: the one that the record's times are on.
         """
         if len(backend.levels) < 2:
-            raise ValueError("no level lies within s_min_sms and s_cap_sms on this device")
+            raise ValueError(
+                "no level lies within s_min_sms and s_cap_sms on this device; see `horizonserve"
+                " ladder` for those that exist"
+            )
         self.index = index
         self.levels = backend.levels
         #: Why it is not capped any more, once that is so.
@@ -64,7 +72,9 @@ class Stage:
         self._monitor = monitor
         self._slot = monitor.claim(index, self.levels)
         self._whole = len(self.levels) - 1
+        #: The level in use, and the one that was decided on or asked for, if there is one.
         self._level = self._whole
+        self._requested: int | None = None
         self._epoch = 0
         self._looked_s = float("-inf")
         #: What the level was chosen by; only the shared stage knows.
@@ -83,13 +93,15 @@ class Stage:
 
     def begin(self, new: bool) -> AbstractContextManager[None]:
         """Choose and publish the level of a forward if it is a new one; what caps it."""
+        now_s = self.clock()
         if new:
-            now_s = self.clock()
             if now_s - self._looked_s >= LOOK_S:
                 self._looked_s = now_s
                 self._look(now_s)
-            self._level = self._whole if self.refused else self._choose(now_s)
-            self._slot.publish(self._state(now_s, None), now_s)
+            if not self.refused:
+                self._requested, self._level = self._choose(now_s)
+        # Sampling, too, may wait for all that the forward has launched.
+        self._slot.publish(self._state(now_s, None), now_s)
         try:
             cap = self.backend.activate(self.levels[self._level])
             cap.__enter__()
@@ -113,7 +125,7 @@ class Stage:
 
     def _stop(self, reason: str) -> None:
         self.refused = reason
-        self._level = self._whole
+        self._requested, self._level = None, self._whole
 
     def close(self) -> None:
         """Give back the stage's place in the record."""
@@ -125,17 +137,17 @@ class Stage:
         if self.refused is None and (reason := self._monitor.vetoed()) is not None:
             self._stop(reason)
 
-    def _choose(self, now_s: float) -> int:
+    def _choose(self, now_s: float) -> tuple[int | None, int]:
+        """The level decided on, None if there is none, and the one to use."""
         raise NotImplementedError
 
     def _state(self, now_s: float, last_forward_s: float | None) -> State:
-        level = self._level
         pressure = self._last_pressure
         return State(
             last_forward_s is None,
             last_forward_s,
-            level,
-            level,
+            self._requested,
+            self._level,
             self._epoch,
             pressure,
             None if pressure is None else now_s,
@@ -191,15 +203,15 @@ class SharedStage(Stage):
                 " cores or limits"
             )
 
-    def _choose(self, now_s: float) -> int:
+    def _choose(self, now_s: float) -> tuple[int | None, int]:
         self._last_pressure = pressure = self._pressure(now_s)
-        level = self._level
         if not self._on:
-            level = self._whole
-        elif (active := self._active(now_s)) is not None:
+            return None, self._whole
+        level = self._level
+        if (active := self._active(now_s)) is not None:
             level = self._by_sms[self._controller.level_sms(now_s, active, pressure)]
         self._epoch += level != self._level
-        return level
+        return level, level
 
     def _active(self, now_s: float) -> bool | None:
         """Whether any downstream stage has work; None where that cannot be told now."""
@@ -218,14 +230,17 @@ class DownstreamStage(Stage):
 
     _heard_s = float("-inf")
 
-    def _choose(self, now_s: float) -> int:
+    def _choose(self, now_s: float) -> tuple[int | None, int]:
         decision = self._monitor.decision(self.levels, now_s)
-        if decision is not None:
-            self._heard_s = now_s
-            self._epoch = decision.epoch
-            return decision.level
-        # Unreadable for a moment, or the shared stage is gone, and with it whom to make room for.
-        return self._level if now_s - self._heard_s < LOOK_S else self._whole
+        if decision is None:
+            # Unreadable for a moment; or spatial control is off, or the shared stage gone.
+            held = now_s - self._heard_s < LOOK_S
+            return None, self._level if held else self._whole
+        self._heard_s = now_s
+        self._epoch = decision.epoch
+        if self._monitor.active(SHARED_STAGE, now_s, SILENCE_S, LINGER_S) is False:
+            return decision.level, self._whole
+        return decision.level, min(decision.level, self._whole - 1)
 
 
 class _Forward:

@@ -16,6 +16,7 @@ class TorchStreams:
 
         self._cuda = torch.cuda
         self._device = device_index
+        self._last: Any = None
 
     def wrap(self, pointer: int) -> Any:
         """A torch stream around the driver's; it does not own it."""
@@ -23,6 +24,11 @@ class TorchStreams:
 
     def use(self, stream: Any) -> AbstractContextManager[int]:
         """Launch on the stream inside the context; gives the surrounding stream's handle."""
+        if stream is not self._last:
+            # Torch keeps freed memory by stream: each level would come to hold a peak of its own,
+            # which vLLM did not count, and which no other process could have.
+            self._cuda.empty_cache()
+            self._last = stream
         return _Use(self._cuda, self._device, stream)
 
 
