@@ -10,28 +10,20 @@ import functools
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
 from horizonserve.config import Settings, load
 from horizonserve.serving import compat
-from horizonserve.spatial.backend import Backend
-from horizonserve.spatial.cores import CoresBackend
-from horizonserve.spatial.cpu_proxy import CpuProxy
-from horizonserve.spatial.driver import Device
-from horizonserve.spatial.green import GreenBackend, refusals
-from horizonserve.spatial.ladder import Die, Side, aligned, choose, existing, smallest
+from horizonserve.serving.backends import before, make_backend
+from horizonserve.spatial.green import refusals
+from horizonserve.spatial.ladder import Side
 from horizonserve.spatial.monitor import PREFIX, SHARED_STAGE, VARIABLE, Monitor, MonitorError
-from horizonserve.spatial.null import NullBackend
-from horizonserve.spatial.nvml import NvmlSource
-from horizonserve.spatial.pressure import Sampler, Source
+from horizonserve.spatial.pressure import Sampler
 from horizonserve.spatial.stage import DownstreamStage, SharedStage, Stage
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-#: What ``dry-run`` decides about where there is no GPU: an H100.
-_MODEL_DIE: Final = Die(132, *smallest((9, 0)))
 _DIFFUSION_FORWARDS: Final = ("execute_model", "execute_model_batch", "execute_stepwise")
 
 #: Of a reason in what a stage says of itself, which has little room.
@@ -110,16 +102,6 @@ def _after(cls: type, method: str, attach: Callable[[Any], None]) -> None:
 
     then_attach.__module__ = __name__
     setattr(cls, method, then_attach)
-
-
-def _before(worker: Any, method: str, action: Callable[[], None]) -> None:
-    stock = getattr(worker, method)
-
-    def action_first(*args: Any, **kwargs: Any) -> Any:
-        action()
-        return stock(*args, **kwargs)
-
-    setattr(worker, method, action_first)
 
 
 def _attach_llm(worker: Any) -> None:
@@ -239,7 +221,7 @@ def _attach(
         monitor.close()
         _say_refused(reason)
         return None
-    _before(worker, "shutdown", close)
+    before(worker, "shutdown", close)
     levels = [[level.shared_sms, level.downstream_sms] for level in stage.levels]
     described = {
         "state": "prepared",
@@ -257,7 +239,7 @@ def _stage(
     """The loop of the stage, and what ends it."""
     global shared
     side = Side.SHARED if index == SHARED_STAGE else Side.DOWNSTREAM
-    caps, source = _backend(worker, side, backend, settings, graphs)
+    caps, source = make_backend(worker, side, backend, settings, graphs)
     if side is Side.DOWNSTREAM:
         stage = DownstreamStage(index, caps, monitor)
         return stage, stage.close
@@ -270,44 +252,3 @@ def _stage(
         leader.close()
 
     return leader, close
-
-
-def _backend(
-    worker: Any, side: Side, name: str, settings: Settings, graphs: bool
-) -> tuple[Backend, Source]:
-    """What caps this process, and where its pressure is measured."""
-    bounds = settings.s_min_sms, settings.s_cap_sms
-    if name == "cores":
-        import torch
-
-        cores = CoresBackend(side, torch.set_num_threads, torch.get_num_threads(), *bounds)
-        return cores, CpuProxy()
-    if worker.device.type != "cuda":
-        if name == "green":
-            raise ValueError(
-                "spatial_backend=green needs a CUDA device; give cores to cap CPU cores"
-            )
-        found = existing(_MODEL_DIE, aligned(_MODEL_DIE))
-        return NullBackend(choose(_MODEL_DIE, found, *bounds)), CpuProxy()
-    device = Device(worker.device.index or 0)
-    gpm = settings.pressure == "dram"
-    source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), gpm=gpm)
-    levels = choose(device.die, device.levels(), *bounds)
-    if name == "dry-run":
-        return NullBackend(levels), source
-    if reasons := refusals(device.mps):
-        raise ValueError("; ".join(reasons))
-    from horizonserve.spatial.torch_streams import TorchStreams
-
-    green = GreenBackend(device, levels, side, TorchStreams(worker.device.index or 0))
-    return (_with_graphs(worker, green) if graphs else green), source
-
-
-def _with_graphs(worker: Any, green: GreenBackend) -> Backend:
-    from horizonserve.serving.graphs import GraphSets
-
-    runner = worker.model_runner
-    sets = GraphSets(runner, green)
-    runner.capture_model = functools.partial(sets.capture, runner.capture_model)
-    _before(worker, "shutdown", sets.clear)
-    return sets
