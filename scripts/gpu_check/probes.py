@@ -174,18 +174,24 @@ def switching(device: Device, streams: Streams) -> Figures:
             {"sms": level.shared_sms, "ms": 1e3 * took_s, "mib": (before - after) / 2**20}
         )
     backend = GreenBackend(device, rungs, Side.SHARED, streams)
-    batches_us = []
-    for batch in range(40):
+    same_us, changed_us = [], []
+    for batch in range(80):
+        # A batch at one level, as forwards follow one another; then one of changes only.
+        changing = batch % 2
         begin_s = time.perf_counter()
         for index in range(BATCH):
-            with backend.activate(rungs[index % (len(rungs) - 1)]):
+            with backend.activate(rungs[(index if changing else batch // 2) % (len(rungs) - 1)]):
                 pass
         took_s = time.perf_counter() - begin_s
         # The last wait of each activation is on the surrounding stream.
         call("cuStreamSynchronize", 0)
-        if batch >= 5:
-            batches_us.append(1e6 * took_s / BATCH)
-    return {"contexts": contexts, "activation_us": spread(batches_us)}
+        if batch >= 10:
+            (changed_us if changing else same_us).append(1e6 * took_s / BATCH)
+    return {
+        "contexts": contexts,
+        "activation_us": spread(same_us),
+        "change_us": spread(changed_us),
+    }
 
 
 def nvml(room: Room) -> Figures:

@@ -1,4 +1,4 @@
-"""torch's streams on a real device; where there is none, torch has no streams to test."""
+"""torch's streams, most of it on a real device: where there is none, torch has no streams."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ import pytest
 from horizonserve.spatial.torch_streams import TorchStreams
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 
 
+def test_a_change_of_stream_gives_back_what_torch_keeps_for_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back: list[None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(None))
+    # On a machine without CUDA torch takes a switch to no stream for nothing.
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    streams = TorchStreams(0)
+    first, second = object(), object()
+    for stream in (first, first, second, second, first):
+        streams.use(stream)
+    assert len(given_back) == 3
+
+
+@on_gpu
 def test_work_goes_to_the_stream_and_back() -> None:
     streams = TorchStreams(0)
     made = torch.cuda.Stream()
@@ -22,6 +37,7 @@ def test_work_goes_to_the_stream_and_back() -> None:
     assert torch.cuda.current_stream() == outer
 
 
+@on_gpu
 def test_uses_nest() -> None:
     streams = TorchStreams(0)
     first, second = (streams.wrap(torch.cuda.Stream().cuda_stream) for _ in range(2))
