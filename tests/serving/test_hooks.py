@@ -126,6 +126,19 @@ def test_what_one_stage_refused_is_not_said_again_by_the_others(
     assert len([line for line in vllm_log.messages if "no spatial control" in line]) == 1
 
 
+def test_a_shared_stage_whose_worker_is_out_of_reach_says_so(record: Monitor) -> None:
+    hooks.install()
+    assert hooks.describe()["state"] == "refused"
+    assert "another process" in (record.vetoed() or "")
+    wrapped(Worker())  # as if it came later
+    assert hooks.shared is None
+
+
+def test_what_a_prepared_stage_says_stays(record: Monitor) -> None:
+    wrapped(Worker())
+    assert hooks.describe() is hooks.described and record.vetoed() is None
+
+
 def test_installing_twice_hooks_once(record: Monitor) -> None:
     hooks.install()
     once = WorkerWrapperBase.init_device

@@ -418,6 +418,7 @@ def test_a_hundred_thousand_corruptions(record: Monitor, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "start_ticks", lambda pid: 1)  # 800,000 looks into /proc
     slot = record.claim(0, LEVELS)
     slot.publish(STATE, 1.0)
+    record.veto("stage 1: a reason")
     whole = record.path.read_bytes()
     end = SLOT_AT + module._USED
     draw = random.Random(5)
@@ -442,7 +443,8 @@ def test_a_hundred_thousand_corruptions(record: Monitor, monkeypatch: pytest.Mon
                 believed += sealed
             chosen = record.decision(LEVELS, 1.0)
             assert chosen is None or 0 <= chosen.level < len(LEVELS)
-            assert record.active(0, 1.0, 60.0) in (True, False, None)
+            assert record.active(0, 1.0, 60.0, 0.1) in (True, False, None)
+            assert record.vetoed() in ("stage 1: a reason", None)
     assert believed > 100  # else the seals were wrong and only the checksum was tested
     os.truncate(record.path, 0)
     record.path.write_bytes(whole)

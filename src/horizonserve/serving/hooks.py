@@ -88,6 +88,23 @@ def install() -> None:
         _after(Diffusion, "__init__", _attach_diffusion)
 
 
+def describe() -> dict[str, Any]:
+    """What people are told of this process's shared stage, once its worker has been made."""
+    global described
+    if described["state"] == "not prepared" and os.environ.get(VARIABLE, "").startswith(PREFIX):
+        why = "stage 0: its worker is in another process than its scheduler, out of reach"
+        try:
+            monitor = Monitor.attach()
+            monitor.veto(why)  # unless the worker has given a reason itself
+            why = monitor.vetoed() or why
+            monitor.close()
+        except MonitorError as error:
+            why = str(error)
+        described = {"state": "refused", "why": why}
+        _say_refused(why)
+    return described
+
+
 def _after(cls: type, method: str, attach: Callable[[Any], None]) -> None:
     """Call ``attach`` with the worker of each wrapper whose ``method`` has returned."""
     stock = getattr(cls, method)

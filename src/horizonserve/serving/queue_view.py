@@ -103,7 +103,7 @@ class QueueView(Scheduler):
                 "max_slots": self._max_slots,
                 "min_token_budget": self._min_tokens,
                 "max_token_budget": self._max_tokens,
-                "spatial": hooks.described,
+                "spatial": hooks.describe(),
             },
         )
         logger.info(
