@@ -39,9 +39,11 @@ class Recorder:
     """Writes the record of a server to a CSV file, ten times a second, while the context lasts."""
 
     def __init__(self, record: str, file: Path) -> None:
-        """Args:
-        record: name of the server's monitor record.
-        file: written anew.
+        """Attach to a record.
+
+        Args:
+            record: name of the server's monitor record.
+            file: written anew.
         """
         self._monitor = Monitor.attach(record)
         self._path = file

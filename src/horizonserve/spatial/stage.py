@@ -52,11 +52,13 @@ class Stage:
         monitor: Monitor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args:
-        index: of the stage in its pipeline.
-        backend: what caps this process.
-        monitor: the server's record; closed together with the stage.
-        clock: the one that the record's times are on.
+        """Claim the stage's place in the record.
+
+        Args:
+            index: of the stage in its pipeline.
+            backend: what caps this process.
+            monitor: the server's record; closed together with the stage.
+            clock: the one that the record's times are on.
         """
         if len(backend.levels) < 2:
             raise ValueError(
@@ -165,12 +167,14 @@ class SharedStage(Stage):
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args:
-        backend: what caps this process.
-        monitor: the server's record; closed together with the stage.
-        pressure: smoothed memory pressure at a time, None where it is unknown.
-        settings: which of the controller's rules apply; see `use`.
-        clock: the one that the record's times are on.
+        """Claim the shared stage's place in the record.
+
+        Args:
+            backend: what caps this process.
+            monitor: the server's record; closed together with the stage.
+            pressure: smoothed memory pressure at a time, None where it is unknown.
+            settings: which of the controller's rules apply; see `use`.
+            clock: the one that the record's times are on.
         """
         super().__init__(SHARED_STAGE, backend, monitor, clock)
         self._pressure = pressure
