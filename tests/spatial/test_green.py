@@ -134,6 +134,7 @@ def test_cuda_bindings_12(drive, tmp_path: Path) -> None:
         pytest.skip(f"cannot install cuda-bindings 12.9: {done.stderr[-300:]}")
     said = drive(python_path=tmp_path, driver=12080, **DIES["132"])
     assert said["bindings"].startswith("12.9.") and "error" not in said
+    assert Path(said["file"]).is_relative_to(tmp_path)
     assert said["existing"] == list(range(8, 113, 8))
 
 

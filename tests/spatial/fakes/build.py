@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from horizonserve.spatial.driver import Device, DriverError, call
+from horizonserve.spatial.driver import Device, DriverError, bindings, call
 from horizonserve.spatial.green import GreenBackend
 from horizonserve.spatial.ladder import Side, choose
 
@@ -45,7 +45,7 @@ def meet(side: str, point: str) -> None:
 
 def main(side: str) -> None:
     streams = Streams()
-    said: dict[str, object] = {"bindings": version("cuda-bindings")}
+    said: dict[str, object] = {"bindings": version("cuda-bindings"), "file": bindings().__file__}
     try:
         device = Device()
         said["die"] = [device.die.total_sms, device.die.minimum_sms, device.die.alignment_sms]
