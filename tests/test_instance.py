@@ -103,6 +103,9 @@ def test_all_settings_at_once_fit(record: Record) -> None:
                 "slo_multiple": 5.1234,
                 "u_lost": 0.51234,
             },
+            **{"spatial": False, "spatial_backend": "dry-run", "graphs_per_level": True},
+            **{"s_min_sms": 10**9, "s_cap_sms": 10**9, "rung_step": 10**9},
+            **{"b_sat": 0.51234, "min_dwell_s": 59.999, "pressure": "utilization"},
         }
     )
     assert wanted.model_fields_set == set(Settings.model_fields)

@@ -25,6 +25,9 @@ from horizonserve.spatial.monitor import VARIABLE, Monitor  # noqa: E402
 from horizonserve.spatial.null import NullBackend  # noqa: E402
 from horizonserve.spatial.stage import SharedStage  # noqa: E402
 
+#: To be shut down at the end of a test: with the shared stage goes its thread.
+WRAPPERS: list[Any] = []
+
 
 @pytest.fixture(autouse=True)
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -37,8 +40,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hooks, "shared", None)
     monkeypatch.setattr(hooks, "described", {"state": "not prepared"})
     yield
-    if hooks.shared is not None:
-        hooks.shared.close()
+    for wrapper in WRAPPERS:
+        wrapper.shutdown()
+    WRAPPERS.clear()
 
 
 @pytest.fixture
@@ -83,6 +87,7 @@ def wrapped(worker: Any) -> Any:
     wrapper.vllm_config = worker.vllm_config
     wrapper.worker = worker
     wrapper.mm_receiver_cache = None
+    WRAPPERS.append(wrapper)
     wrapper.init_device()
     assert worker.calls.pop() == "init_device"
     return wrapper
