@@ -21,6 +21,7 @@ from horizonserve.bench.boot import booted
 from horizonserve.bench.compare import Watch
 from horizonserve.bench.server import MODEL_NAME, Server
 from horizonserve.models.inputs import audio_data_url
+from horizonserve.spatial.report import report
 
 pytestmark = [
     pytest.mark.server,
@@ -86,6 +87,16 @@ def admitted(server: Server) -> tuple[int, int]:
     return own.counters.admitted, own.counters.admitted_long
 
 
+def assert_each_stage_took_part(server: Server) -> None:
+    """Every stage's forwards ran inside the spatial loop."""
+    (own,) = [one for one in instance.live() if server.owns(one.pid)]
+    said = report(own.identity["spatial"], own.settings)
+    assert said["state"] == "on", said
+    stages = said["stages"]
+    assert len(stages) == 2
+    assert all(stage["alive"] and stage["level"] for stage in stages.values()), stages
+
+
 def test_bagel_answers_with_text_and_images(tmp_path: Path) -> None:
     with served("bagel", tmp_path) as bagel:
         assert isinstance(answer(bagel, "text", max_tokens=4)["content"], str)
@@ -105,6 +116,7 @@ def test_bagel_answers_with_text_and_images(tmp_path: Path) -> None:
         assert png(bagel, negative_prompt="old and small") == guided
         # Stage 0's keys and values reach the image: it depends on both prompts and nothing else.
         assert png(bagel) == plain != guided
+        assert_each_stage_took_part(bagel)
 
 
 def test_mimo_audio_answers_with_text_and_speech(tmp_path: Path) -> None:
@@ -118,3 +130,4 @@ def test_mimo_audio_answers_with_text_and_speech(tmp_path: Path) -> None:
         assert len(answer(mimo, "text", heard, max_tokens=12)["content"].split()) == 6
         assert len(sound(mimo, heard)) > 24_000
         assert admitted(mimo) == (5, 3)
+        assert_each_stage_took_part(mimo)
