@@ -259,6 +259,13 @@ def test_the_launching_process_makes_the_record_where_it_will_be_used(
         assert hooks.described == {"state": "not prepared", "why": os.environ[VARIABLE]}
 
 
+def test_every_start_removes_what_a_dead_server_left(tmp_path: Path) -> None:
+    leftover = tmp_path / f"{module.PREFIX}{2**22 + 1}"
+    leftover.write_bytes(b"")
+    hooks.prepare(Settings(scheduler="edf"))
+    assert not leftover.exists()
+
+
 def test_it_goes_on_without_what_the_loop_needs(
     record: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,11 +273,10 @@ def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
     broken = [a for a in answers if isinstance(a, aiohttp.ClientError) or a[0] >= 500]
     assert len(broken) >= 8, answers
     assert dead.pid not in [one.pid for one in instance.live()]
-    leftover = Path("/dev/shm", dead.identity["spatial"]["record"])
     with booted(
         tiny_model, tiny_deploy, tmp_path / "server.log", Watch(), scheduler="edf"
     ) as again:
-        assert not dead.path.exists() and not leftover.exists()
+        assert not dead.path.exists()
         assert found(again).settings.scheduler == "edf"
         assert_serves(again)
         record = found(again).path

@@ -18,7 +18,14 @@ from horizonserve.serving import compat
 from horizonserve.serving.backends import before, make_backend
 from horizonserve.spatial.green import refusals
 from horizonserve.spatial.ladder import Side
-from horizonserve.spatial.monitor import PREFIX, SHARED_STAGE, VARIABLE, Monitor, MonitorError
+from horizonserve.spatial.monitor import (
+    PREFIX,
+    SHARED_STAGE,
+    VARIABLE,
+    Monitor,
+    MonitorError,
+    sweep,
+)
 from horizonserve.spatial.pressure import Sampler
 from horizonserve.spatial.stage import DownstreamStage, SharedStage, Stage
 
@@ -39,6 +46,7 @@ def prepare(settings: Settings) -> None:
 
     Without it they run uncapped. Where spatial control is asked for but cannot be, says why, once.
     """
+    sweep()  # also where this server needs none: a dead one may have left its own
     # Also for the children: that there is none is then decided, and why.
     os.environ[VARIABLE] = "spatial control was not asked for at the start"
     if not settings.caps:
