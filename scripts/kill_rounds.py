@@ -162,8 +162,10 @@ def play_round(number: int, model: Path, deploy: Path, log_file: Path) -> dict[s
     stop = threading.Event()
     with server(model, deploy, log_file) as (process, url):
         (own,) = [one for one in instance.live() if one.pid in descendants(process.pid)]
-        # Servers of others may live beside ours.
-        wrong += [f"after the start there is still {name}" for name in of_the_dead()]
+        # Servers of others may live beside ours, and die while it starts.
+        wrong += [
+            f"after the start there is still {name}" for name in before if name in our_files()
+        ]
         if not {own.path.name, f"{PREFIX}{process.pid}"} <= our_files():
             wrong.append("a file of the live server is missing")
         name = own.identity["spatial"]["record"]
