@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -177,8 +178,14 @@ def test_a_shared_stage_that_is_gone_caps_nobody(server: Server, record: Monitor
 
 
 def test_another_split_stops_it_for_all(
-    server: Server, record: Monitor, caplog: pytest.LogCaptureFixture
+    server: Server,
+    record: Monitor,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # vLLM, where it is loaded, keeps its log from the root logger.
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm.horizonserve.spatial.stage"), "disabled", False)
     server.step(0)
     assert server.step(0.05) == (LOW, LOW)
     server.stage(1, (Level(16, 116, 9), *LEVELS[1:]))
