@@ -26,6 +26,7 @@ from horizonserve.bench.intervals import mean_interval
 from horizonserve.bench.live import Live, LiveError
 from horizonserve.bench.machine import Neighbours
 from horizonserve.bench.result import Status
+from horizonserve.bench.server import Server
 from horizonserve.bench.table import KIND
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Item
@@ -78,12 +79,11 @@ async def measure(lives: dict[str, Live], a: argparse.Namespace, display: Displa
     )
 
 
-async def run(servers: dict[str, object], a: argparse.Namespace, display: Display) -> None:
+async def run(servers: dict[str, Server], a: argparse.Namespace, display: Display) -> None:
     """Talk to both servers."""
     async with contextlib.AsyncExitStack() as stack:
         lives = {
-            arm: await stack.enter_async_context(Live.open(one))  # type: ignore[arg-type]
-            for arm, one in servers.items()
+            arm: await stack.enter_async_context(Live.open(one)) for arm, one in servers.items()
         }
         await measure(lives, a, display)
 

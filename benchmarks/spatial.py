@@ -26,7 +26,7 @@ from horizonserve.bench.live import Live
 from horizonserve.bench.play import Bounds
 from horizonserve.bench.server import Server
 from horizonserve.bench.spatial_trace import Recorder, correlation, load, plot, switches
-from horizonserve.bench.store import Run, Store
+from horizonserve.bench.store import Store
 from horizonserve.bench.study import TimeIsUpError
 from horizonserve.bench.summary import ratios, rows, to_csv
 from horizonserve.bench.table import KIND, ratio_line, table
@@ -78,7 +78,7 @@ async def measure(server: Server, store: Store, display: Display, a: argparse.Na
                 display.console.print(str(error))
                 return
             finally:
-                show(display.console, store, stored_runs(store, experiment), a.backend)
+                show(display.console, store, experiment, a.backend)
 
 
 def trace_file(store: Store, name: str) -> Path:
@@ -86,21 +86,22 @@ def trace_file(store: Store, name: str) -> Path:
     return store.directory / f"{name}.trace.csv"
 
 
-def show(console: Console, store: Store, runs: list[Run], backend: str) -> None:
+def show(console: Console, store: Store, experiment: Experiment, backend: str) -> None:
     """Print and write what there is of an experiment."""
+    runs = stored_runs(store, experiment)
     if not runs:
         return
-    name, rate = runs[0].head["experiment"], runs[0].head["rate_rps"]
+    name, rate = experiment.name, experiment.rate_rps
     of_experiment = rows(runs)
     console.print(table(of_experiment, f"{name}: {rate:.2f} requests/s, {backend}"))
     (store.directory / f"{name}.csv").write_text(to_csv(of_experiment), encoding="utf-8")
     if (ratio := ratios(runs, ARMS[0].name, ARMS[1].name)) is not None:
         console.print(ratio_line(ratio), highlight=False)
     loops: list[dict[str, Any]] = []
-    for run in runs:
-        if run.head["arm"] != ARMS[0].name:
+    for seed in experiment.seeds:
+        run_name = experiment.run_name(seed, ARMS[0])
+        if not store.path(run_name).exists():
             continue
-        run_name = f"{name}/{run.head['arm']}-seed{run.head['seed']}"
         moments = load(trace_file(store, run_name))
         loops.append(
             {

@@ -69,6 +69,13 @@ def prepare(settings: Settings) -> None:
         _say_refused(os.environ[VARIABLE])
 
 
+def _refused(why: str) -> None:
+    """This process's stage is not capped: for those who ask, and once in the log."""
+    global described
+    described = {"state": "refused", "why": why}
+    _say_refused(why)
+
+
 def _say_refused(reason: str) -> None:
     logger.warning("HorizonServe: no spatial control, temporal goes on: %s", reason)
 
@@ -98,7 +105,6 @@ def install() -> None:
 
 def describe() -> dict[str, Any]:
     """What people are told of this process's shared stage, once its worker has been made."""
-    global described
     if described["state"] == "not prepared" and os.environ.get(VARIABLE, "").startswith(PREFIX):
         why = "stage 0: its worker is in another process than its scheduler, out of reach"
         try:
@@ -108,8 +114,7 @@ def describe() -> dict[str, Any]:
             monitor.close()
         except MonitorError as error:
             why = str(error)
-        described = {"state": "refused", "why": why}
-        _say_refused(why)
+        _refused(why)
     return described
 
 
@@ -223,8 +228,7 @@ def _attach(
     try:
         monitor = Monitor.attach()
     except MonitorError as error:
-        described = {"state": "refused", "why": str(error)}
-        _say_refused(str(error))
+        _refused(str(error))
         return None
     if (why := monitor.vetoed()) is not None:  # loudly, but once
         described = {"state": "refused", "why": why}
@@ -241,10 +245,9 @@ def _attach(
     # Whatever it was, the stage serves without. Also for a second process of one stage.
     except (RuntimeError, ValueError, OSError) as error:
         reason = f"stage {index}: {error}"[:_WHY_BYTES]
-        described = {"state": "refused", "why": reason}
         monitor.veto(reason)
         monitor.close()
-        _say_refused(reason)
+        _refused(reason)
         return None
     before(worker, "shutdown", close)
     levels = [[level.shared_sms, level.downstream_sms] for level in stage.levels]

@@ -93,7 +93,6 @@ class Split:
 
     group: Any
     remainder: Any
-
     #: Of the device that was split.
     uuid: bytes
 
