@@ -7,7 +7,6 @@ import importlib.metadata
 import statistics
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -39,7 +38,7 @@ def identify(room: Room) -> Figures:
     name = call("cuDeviceGetName", 128, device.handle)
     return {
         "device": name.split(b"\0")[0].decode(),
-        "uuid": f"GPU-{uuid.UUID(bytes=device.uuid)}",
+        "uuid": device.nvml_uuid,
         "sms": device.die.total_sms,
         "compute_capability": list(device.compute_capability),
         "driver": _driver(),
@@ -204,7 +203,7 @@ def nvml(room: Room) -> Figures:
         asked_s.add(now_s)
         return now_s
 
-    source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), clock=clock)
+    source = NvmlSource(device.nvml_uuid, clock=clock)
     took_us, times_s = [], []
     until_s = time.monotonic() + NVML_S
     try:
@@ -229,7 +228,7 @@ def nvml(room: Room) -> Figures:
 def nvml_load(room: Room) -> Figures:
     """Both NVML figures on an idle device and while copies fill its memory bandwidth."""
     device = open_device()
-    name = str(uuid.UUID(bytes=device.uuid))
+    name = device.nvml_uuid
     free, _ = call("cuMemGetInfo")
     size = min(1 << 30, free // 4)
     source, target = call("cuMemAlloc", size), call("cuMemAlloc", size)
@@ -302,7 +301,7 @@ def nvml_launch(room: Room) -> Figures:
     device = open_device()
     kernels = Kernels(device)
     stream = int(call("cuStreamCreate", bindings().CUstream_flags.CU_STREAM_NON_BLOCKING))
-    sampler = Sampler(NvmlSource(str(uuid.UUID(bytes=device.uuid))), period_s=0.1)
+    sampler = Sampler(NvmlSource(device.nvml_uuid), period_s=0.1)
     # Opens the library; a source that fails would make both windows the same.
     sampler.look()
     time.sleep(1.2)

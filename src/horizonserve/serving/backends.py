@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -64,7 +63,7 @@ def make_backend(
         return NullBackend(choose(_MODEL_DIE, found, *bounds)), CpuProxy()
     device = Device(worker.device.index or 0)
     gpm = settings.pressure == "dram"
-    source = NvmlSource(str(uuid.UUID(bytes=device.uuid)), gpm=gpm)
+    source = NvmlSource(device.nvml_uuid, gpm=gpm)
     levels = choose(device.die, device.levels(), *bounds)
     if name == "dry-run":
         return NullBackend(levels), source

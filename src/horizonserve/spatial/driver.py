@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -142,6 +143,11 @@ class Device:
             minimum = int(sm.minSmPartitionSize) or minimum
             alignment = int(sm.smCoscheduledAlignment) or alignment
         self.die = Die(int(sm.smCount), minimum, alignment)
+
+    @property
+    def nvml_uuid(self) -> str:
+        """The UUID as NVML and nvidia-smi write it."""
+        return f"GPU-{uuid.UUID(bytes=self.uuid)}"
 
     def _attribute(self, attribute: Any) -> int:
         return int(call("cuDeviceGetAttribute", attribute, self.handle))
