@@ -76,6 +76,23 @@ class Settings(BaseSettings):
     #: m of SLO(class) = m x solo p95 (HorizonServe 6.1).
     slo_multiple: Annotated[Number, Field(gt=1)] = 5.0
 
+    # Promised time between the tokens of a text answer, for all and per class; the class wins.
+    tbt_text_ms: Ms | None = None
+    tbt_t2t_ms: Ms | None = None
+    tbt_a2t_ms: Ms | None = None
+    tbt_i2t_ms: Ms | None = None
+    tbt_v2t_ms: Ms | None = None
+    #: Without one, this multiple of a token's time when a request is alone on the server, but never
+    #: less than a reader needs for it.
+    tbt_multiple: Annotated[Number, Field(gt=1)] = 1.5
+    reading_ms: Ms = 100.0
+
+    #: Run the largest batch that keeps every promise, and lend the places of decodes with slack
+    #: (HALO 5) when it is full. Off is HorizonServe's literal policy.
+    lending: bool = True
+    #: Most requests that advance in a step; without one it follows from the step times.
+    batch: Count | None = None
+
     #: N:M rotation between the short and the long path (HorizonServe 4.3).
     rotation: bool = True
     #: Requests with slack ratio below ``u_guard`` are exempt from rotation and cap.
@@ -140,6 +157,11 @@ class Settings(BaseSettings):
         """Whether the spatial controller acts: it is half of ``horizon``, not of the others."""
         return self.spatial and self.scheduler == "horizon"
 
+    @property
+    def lends(self) -> bool:
+        """Whether slots are lent."""
+        return self.lending and self.scheduler == "horizon"
+
     def slo_ms(self, request_class: RequestClass) -> float:
         """First-response target of the class."""
         return self._slo(request_class)[0]
@@ -153,6 +175,16 @@ class Settings(BaseSettings):
             if (value := getattr(self, field)) is not None:
                 return value, field
         return DEFAULT_SLO_MS[request_class.output], None
+
+    def tbt_ms(self, request_class: RequestClass, solo_ms: float) -> float:
+        """Promised time between tokens of a text class.
+
+        ``solo_ms``: time of a token when a request is alone, as far as it is known.
+        """
+        for field in (f"tbt_{request_class.value}_ms", "tbt_text_ms"):
+            if (value := getattr(self, field)) is not None:
+                return float(value)
+        return max(self.tbt_multiple * solo_ms, self.reading_ms)
 
     def estimated_ms(self, request_class: RequestClass) -> float:
         """Estimated time from the shared stage's first step to the first response."""

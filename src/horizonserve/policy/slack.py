@@ -1,13 +1,25 @@
-"""Deadlines and slack of requests that wait for their first step (HorizonServe 4.2).
+"""Deadlines and slack of a request, from its arrival to its last token.
 
-For a request with deadline d and estimated remaining time r, the slack ratio at time t is
-u(t) = (d - t) / r. Which requests a small slack ratio protects and which it gives up is said in
-view.py.
+Before its first step a request is judged by its slack ratio u(t) = (d - t) / r, for deadline d and
+estimated remaining time r (HorizonServe 4.2); view.py says whom that protects and whom it gives up.
+
+Afterwards all requests of the shared stage are compared by one quantity, the time by which their
+next piece of work must be done (*due*); slack is due - now:
+
+- a short request before its first token: its first-response deadline;
+- a short request that streams: the release time of its next token. R_1 = max(G_1, d) and
+  R_k = max(G_k, R_(k-1) + TBT) for tokens generated at G_k (HALO 5.3): a token in advance of its
+  release is time in the bank;
+- a long request: what its first-response deadline leaves when the stages downstream and the rest
+  of its tokens have had theirs.
+
+A request whose promise is broken is never due. It is served with what the others leave.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from horizonserve.slo import Path, RequestClass
 
@@ -25,9 +37,37 @@ class Ticket:
     arrival_s: float
     deadline_s: float
     estimate_s: float
+    #: Promised time between tokens; infinite where none is.
+    tbt_s: float = inf
     #: Whether a member of the group was ever admitted; from then on it is no longer held back.
     started: bool = False
+    #: Release time of the last generated token, R_g; None before the first.
+    released_s: float | None = None
+    #: When it last took part in a step.
+    served_s: float = -inf
+    #: Whether one of its promises can no longer be kept.
+    broken: bool = False
 
     def slack_ratio(self, now_s: float) -> float:
         """u(t); negative once the deadline has passed."""
         return (self.deadline_s - now_s) / self.estimate_s
+
+    def token(self, now_s: float, count: int = 1) -> None:
+        """Note tokens that were generated now."""
+        self.served_s = now_s
+        if self.path is Path.LONG:
+            return
+        for _ in range(count):
+            due_s = self.due_s()
+            if now_s > due_s:
+                self.broken = True
+            self.released_s = max(now_s, due_s)
+
+    def due_s(self, in_flight: int = 0) -> float:
+        """When the next token of a short request must be there.
+
+        ``in_flight``: tokens that steps under way will generate before it.
+        """
+        if self.released_s is None:
+            return self.deadline_s + (in_flight * self.tbt_s if in_flight else 0.0)
+        return self.released_s + (1 + in_flight) * self.tbt_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any, Final
 
 from vllm.logger import init_logger
@@ -47,11 +48,13 @@ class Admission:
         self._route = route
         self._clock = clock
         self._warned = False
+        self.solo_s: Callable[[], float] = lambda: 0.0
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
         """Apply these settings to requests that enter from now on."""
         self._slo_multiple = settings.slo_multiple
+        self._tbt = settings
         self._promise_s = {
             c: (settings.slo_ms(c) / 1e3, settings.estimated_ms(c) / 1e3) for c in RequestClass
         }
@@ -86,9 +89,16 @@ class Admission:
             # Who asks for less time expects to need less; else it would be lost on arrival.
             estimate_s = min(estimate_s, slo_s / self._slo_multiple)
         # By position: keywords would cost as much as all the rest.
+        tbt_s = self._tbt_s() if path is Path.SHORT else inf
         return Ticket(
-            request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s
+            request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s, tbt_s
         )
+
+    def _tbt_s(self) -> float:
+        s = self._tbt
+        if s.tbt_text_ms is not None:
+            return s.tbt_text_ms / 1e3
+        return max(s.tbt_multiple * self.solo_s(), s.reading_ms / 1e3)
 
     def _hints(self, request: Any) -> Hints:
         params = request.sampling_params

@@ -30,6 +30,14 @@ def route(request: Any) -> tuple[int, bool]:
     return final_stage.scalar_data if final_stage else 0, bool(forced and forced.scalar_data)
 
 
+class Measured:
+    """Tells the view that a step has ended; before OmniAR, which does not ask vLLM's class."""
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        self.step_ended()
+        return super().update_from_output(*args, **kwargs)
+
+
 class OmniQueueView(QueueView):
     """``QueueView`` that reads what vLLM-Omni sends along with a request."""
 
@@ -38,11 +46,11 @@ class OmniQueueView(QueueView):
     _final_outputs = staticmethod(final_outputs)
 
 
-class HorizonARScheduler(OmniARScheduler, OmniQueueView, Scheduler):
+class HorizonARScheduler(Measured, OmniARScheduler, OmniQueueView, Scheduler):
     """Synchronous."""
 
 
-class HorizonARAsyncScheduler(OmniARAsyncScheduler, OmniQueueView, AsyncScheduler):
+class HorizonARAsyncScheduler(Measured, OmniARAsyncScheduler, OmniQueueView, AsyncScheduler):
     """Asynchronous: the next step is scheduled while this one runs."""
 
 

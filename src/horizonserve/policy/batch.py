@@ -1,0 +1,99 @@
+"""How long a step takes, learned from the steps themselves.
+
+    T(x) = w . x,   x = (1, decodes, prefill tokens, attention, co-run)
+
+- *decodes*: requests that advance by one token; *prefill tokens*: all other tokens;
+- *attention*: tokens x the context that each reads, in millions;
+- *co-run*: 1 while a stage downstream works on the same device, else 0.
+
+w follows a random walk and every step measures it once: a Kalman filter. It learns from the first
+step on, keeps what a constant load does not excite, and follows a machine that becomes slower
+within tens of steps. A single step that has nothing to do with the model (a pause of the machine)
+is cut to three standard deviations.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+#: What a coefficient may be before anything was measured, in seconds per unit.
+_PRIOR_S: Final = np.array([5e-2, 5e-3, 5e-4, 5e-2, 1e-2])
+#: A coefficient changes by this share of itself in a step.
+_DRIFT: Final = 0.02
+#: Standard deviation of a measured step, as a share of it.
+_NOISE: Final = 0.1
+_OUTLIER: Final = 3.0
+_SMOOTHING: Final = 0.05
+_MILLION: Final = 1e6
+
+
+class Load(NamedTuple):
+    """What a step computes."""
+
+    decodes: int = 0
+    prefill_tokens: int = 0
+    #: Sum over all tokens of the context that each reads, in tokens.
+    attention: float = 0.0
+
+
+class StepModel:
+    """Predicts a step's duration; times in seconds."""
+
+    def __init__(self) -> None:
+        self._w = np.zeros(5)
+        self._p = np.diag(_PRIOR_S**2)
+        #: Typical share by which a step misses its prediction.
+        self.spread = _NOISE
+        self.steps = 0
+        self.co_run = False
+        self._read()
+
+    def _read(self) -> None:
+        w = [float(value) for value in self._w]
+        self.fixed_s = w[0] + (w[4] if self.co_run else 0.0)
+        self._decode_s, self._token_s, self._attention_s = w[1], w[2], w[3] / _MILLION
+
+    def decode_s(self, context_tokens: float) -> float:
+        """What one more decode adds to a step."""
+        return self._decode_s + self._attention_s * context_tokens
+
+    def prefill_s(self, tokens: float, context_tokens: float) -> float:
+        """What a chunk of a prompt, behind so much context, adds to a step."""
+        return tokens * (self._token_s + self._attention_s * (context_tokens + tokens / 2))
+
+    def step_s(self, load: Load) -> float:
+        """Predicted duration."""
+        return (
+            self.fixed_s
+            + load.decodes * self._decode_s
+            + load.prefill_tokens * self._token_s
+            + load.attention * self._attention_s
+        )
+
+    def observe(self, load: Load, took_s: float) -> None:
+        """Learn from a step that took so long."""
+        x = np.array(
+            [
+                1.0,
+                load.decodes,
+                load.prefill_tokens,
+                load.attention / _MILLION,
+                1.0 if self.co_run else 0.0,
+            ]
+        )
+        self._p += np.diag((_DRIFT * self._w) ** 2)
+        predicted_s = float(self._w @ x)
+        px = self._p @ x
+        variance = float(x @ px) + (_NOISE * took_s) ** 2
+        error_s = took_s - predicted_s
+        if self.steps:
+            share = abs(error_s) / took_s
+            self.spread += _SMOOTHING * (min(share, _OUTLIER * _NOISE) - self.spread)
+        reach_s = _OUTLIER * variance**0.5
+        self._w += px / variance * max(-reach_s, min(error_s, reach_s))
+        self._p -= np.outer(px, px) / variance
+        np.maximum(self._w, 0.0, out=self._w)
+        self.steps += 1
+        self._read()
