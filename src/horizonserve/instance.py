@@ -7,8 +7,8 @@ blocks. Layout (little endian, fixed):
     0    magic 8s | layout u32 | pid u32 | process start time (clock ticks since boot) u64
     24   request sequence u64 (odd while being written) | length u32 | crc32 u32
     40   applied sequence u64 | outcome u32 (0 applied, 1 refused)
-    56   counters: 9 x u64 (see Counters)
-    128  identity: JSON, padded with zeros
+    56   counters: 11 x u64 (see Counters)
+    144  identity: JSON, padded with zeros
     1024 request: JSON of the settings that were asked for
 
 A record is believed only if magic, layout, length and checksum are right and its process lives
@@ -42,21 +42,21 @@ PREFIX: Final = f"horizonserve-{pid_namespace()}-"
 SIZE: Final = 8192
 
 _MAGIC: Final = b"HORIZON\0"
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 _HEAD: Final = struct.Struct("<8sIIQ")
 _REQUEST: Final = struct.Struct("<QII")
 _REQUEST_AT: Final = 24
 _SEQUENCE: Final = struct.Struct("<Q")
 _APPLIED: Final = struct.Struct("<QI")
 _APPLIED_AT: Final = 40
-_COUNTERS: Final = struct.Struct("<9Q")
+_COUNTERS: Final = struct.Struct("<11Q")
 _COUNTERS_AT: Final = 56
-_IDENTITY_AT: Final = 128
+_IDENTITY_AT: Final = 144
 _BODY_AT: Final = 1024
 
 
 class Counters(NamedTuple):
-    """What the scheduler did; the first five since its start, the others in its last step."""
+    """What the scheduler did; the first six since its start, the others in its last step."""
 
     #: Steps taken, and among them those that had no free slot for a request that waited, and
     #: those that hid one.
@@ -66,8 +66,12 @@ class Counters(NamedTuple):
     #: Requests that the policy let in, and the long ones among them.
     admitted: int = 0
     admitted_long: int = 0
+    #: Requests that sat out a step, counted once for each.
+    lent: int = 0
     waiting: int = 0
     running: int = 0
+    #: Requests that advanced; 0 where slots are not lent.
+    advanced: int = 0
     protected: int = 0
     lost: int = 0
 
@@ -82,13 +86,13 @@ class Record:
     def __init__(self, settings: Settings, identity: dict[str, Any]) -> None:
         """Create the record of this process and sweep those of dead ones.
 
-        ``identity`` is for people and scripts: model, stage, limits. It must fit its 896 bytes.
+        ``identity`` is for people and scripts: model, stage, limits. It must fit its 880 bytes.
         """
         sweep()
         pid = os.getpid()
         name = json.dumps(identity).encode()
         if len(name) > _BODY_AT - _IDENTITY_AT:
-            raise ValueError(f"identity: {len(name)} bytes of JSON, at most 896 fit")
+            raise ValueError(f"identity: {len(name)} bytes of JSON, at most 880 fit")
         self.path = DIRECTORY / f"{PREFIX}{pid}"
         buffer = bytearray(SIZE)
         _HEAD.pack_into(buffer, 0, _MAGIC, _LAYOUT, pid, start_ticks(pid) or 0)

@@ -27,6 +27,8 @@ _NOISE: Final = 0.1
 _OUTLIER: Final = 3.0
 _SMOOTHING: Final = 0.05
 _MILLION: Final = 1e6
+#: Context of a decode that is alone on the server.
+_SOLO_CONTEXT_TOKENS: Final = 256
 
 
 class Load(NamedTuple):
@@ -54,6 +56,11 @@ class StepModel:
         w = [float(value) for value in self._w]
         self.fixed_s = w[0] + (w[4] if self.co_run else 0.0)
         self._decode_s, self._token_s, self._attention_s = w[1], w[2], w[3] / _MILLION
+
+    @property
+    def solo_s(self) -> float:
+        """Predicted step of one decode alone, that is its TPOT."""
+        return self.fixed_s + self.decode_s(_SOLO_CONTEXT_TOKENS)
 
     def decode_s(self, context_tokens: float) -> float:
         """What one more decode adds to a step."""

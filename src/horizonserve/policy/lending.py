@@ -2,18 +2,17 @@
 
 Every decode has a *pace*: the time per token that it can afford from now on. For a stream it is
 the promised TBT and what is in the bank, spread over the tokens to come; for a long request the
-time left for this stage, likewise. A request whose promise is broken has none to keep and is paced
-so that it ends within ``LATE_S``.
+time that is left for this stage, spread likewise.
 
-- *Length.* The step is as long as the strictest pace allows, so the batch is as large as every
-  promise permits and needs no number. If no step of that length can keep all promises, the length
-  and the promises are chosen that keep most (promises.py); the others are given up for this step.
-- *Order.* (1) decodes that their pace allows no further pause; (2) prefills, earliest due first,
-  those that run and those that wait alike; (3) other decodes; (4) prefills that are lost. Prompts
-  are cut to what is left of the step.
-- *Lease.* Who does not fit sits out this step. It keeps its slot and its KV blocks; nothing is
-  preempted, recomputed or moved.
-- A step that would be empty serves the first of them.
+- *Length.* The step is as long as the strictest pace allows, so the batch is as large as all
+  promises permit and nobody has to give its size. Where no step of that length could keep every
+  promise, length and promises are chosen such that most are kept (promises.py), and the others are
+  given up in this step. They may be taken up again in the next.
+- *Order.* Decodes that can afford no pause; prefills, earliest due first, those that run and those
+  that wait alike; decodes whose promise is given up, as many as end in ``LATE_S``; all other
+  decodes; prefills that are lost. A prompt is cut to what is left of the step.
+- *Lease.* A decode for which the step has no place sits out this step. It keeps its slot and its KV
+  blocks: nothing is preempted, recomputed or moved. Nobody sits out longer than ``max_wait_s``.
 """
 
 from __future__ import annotations
@@ -29,23 +28,20 @@ from horizonserve.policy.promises import Promise, most_kept
 from horizonserve.policy.slack import Ticket
 from horizonserve.slo import Path
 
-#: A request that arrives waits for the step under way; it lasts this share of the strictest
-#: first-response target at most.
+#: A request that arrives waits for the step under way, so a step takes no more than this share of
+#: the strictest first-response target.
 STEP_SHARE: Final = 0.1
-#: Prefills are planned into this share of the time they have, long requests into this one: what
-#: comes after them can take longer than it does alone.
+#: Prefills are planned into this share of the time they have.
 PREFILL_SHARE: Final = 0.85
-LONG_SHARE: Final = 0.7
-#: A request whose promise is broken is to end within so many seconds.
-LATEST = 0.95
+#: Long requests are served as if they had this share of their time: what comes after this stage
+#: takes longer than it does alone.
+LONG_SHARE: Final = 0.6
+#: Decodes whose promise is broken are to end within so many seconds, and lost prefills that have
+#: begun within so many.
 LATE_S: Final = 20.0
-#: A prefill that has begun and is lost is to end within so many seconds.
 LOST_PREFILL_S: Final = 5.0
-#: Step lengths that are tried grow by this factor.
-STRIDE: Final = 1.15
-_TYPICAL: Final = 0.05
-#: Context of the decode alone on the server.
-_SOLO_CONTEXT: Final = 256
+#: Lengths that are tried grow by this factor.
+STRIDE: Final = 1.2
 
 
 @dataclass(slots=True, eq=False)
@@ -58,18 +54,17 @@ class Job:
     tokens: int
     context_tokens: int
     generated: int
-    #: Tokens it is expected to generate yet.
+    #: Tokens it is expected to generate yet, at least 1.
     to_generate: int
     #: Tokens that steps under way will generate.
     in_flight: int = 0
     decode: bool = False
-    #: What it adds to a step: a decode its token, a prefill the whole rest of its prompt.
+    #: What it adds to a step: a decode its token, a prefill the rest of its prompt.
     cost_s: float = 0.0
-    #: Of a decode: time per token that it can afford from now on.
+    #: Of a decode: time per token that keeps its promise; infinite if that is broken.
     pace_s: float = inf
-    #: Of a decode: when its next token is due at its pace. Of a prefill: when it must be done.
+    #: When a decode should advance again, at the latest; when a prefill must be done.
     due_s: float = inf
-    wanted_s: float = inf
 
 
 class Plan(NamedTuple):
@@ -96,6 +91,7 @@ class Limits:
     requests: int | None = None
     #: Strictest first-response target.
     target_s: float = 1.0
+    max_wait_s: float = 5.0
     #: Whether a prompt may be cut.
     splits: bool = True
 
@@ -106,150 +102,162 @@ class Lending:
     def __init__(self, model: StepModel, limits: Limits) -> None:
         self.model = model
         self.limits = limits
+        #: Smoothed length of the steps, for what lies several steps ahead.
         self._typical_s = 0.0
-
-    @property
-    def solo_s(self) -> float:
-        """Predicted step of one decode alone: its TPOT."""
-        return self.model.fixed_s + self.model.decode_s(_SOLO_CONTEXT)
 
     def plan(self, running: Sequence[Job], waiting: Sequence[Job], now_s: float) -> Plan:
         """The plan of a step that starts now.
 
         ``waiting``: those that slots and KV blocks last for, in the order of the view.
         """
-        self._typical_s = max(self._typical_s, self.solo_s)
+        self._typical_s = max(self._typical_s, self.model.solo_s)
         decodes = [job for job in running if job.decode]
         prefills = [*(job for job in running if not job.decode), *waiting]
-        kept = [job for job in decodes if self._affords(job, now_s)]
-        late = [job for job in decodes if job.pace_s == inf]
-        tbt_s = min((job.ticket.tbt_s for job in decodes), default=inf)
-        for job in late:
-            job.pace_s = _late_pace(job, tbt_s)
-        on_time = sorted((j for j in prefills if self._winnable(j, now_s)), key=attrgetter("due_s"))
+        for job in decodes:
+            self._pace(job, now_s)
+        for job in prefills:
+            self._due(job, now_s)
+        due = sorted((job for job in prefills if job.due_s < inf), key=attrgetter("due_s"))
         lost = [job for job in prefills if job.due_s == inf]
 
-        limit_s, given_up = self._length(kept, late, on_time, now_s)
-        for job in given_up & set(kept):
-            job.wanted_s = inf
-            job.pace_s = max(job.pace_s, _late_pace(job, tbt_s))
-        for job in decodes:
-            job.due_s = (now_s if job.in_flight else job.ticket.served_s) + min(job.pace_s, job.wanted_s)
-        kept = sorted((job for job in kept if job not in given_up), key=attrgetter("due_s"))
-        late = sorted((job for job in decodes if job not in kept), key=attrgetter("due_s"))
-        now_or_late = [j for j in (*kept, *late) if j.due_s < now_s + 2 * limit_s]
-        order = [
-            *now_or_late,
-            *(job for job in on_time if job not in given_up),
-            *(job for job in on_time if job in given_up),
-            *(job for job in (*kept, *late) if job.due_s >= now_s + 2 * limit_s),
-            *lost,
-        ]
-        return self._fill(order, running, limit_s, len(given_up))
+        limit_s, given_up = self._length(decodes, due, now_s)
+        self._typical_s += 0.05 * (limit_s - self._typical_s)
+        order = self._order(decodes, due, given_up, limit_s, now_s)
+        return self._fill([*order, *lost], running, limit_s, len(given_up))
 
-    def _affords(self, job: Job, now_s: float) -> bool:
-        """Set cost and pace of a decode; False if its promise is, or is about to be, broken."""
-        ticket = job.ticket
+    def _pace(self, job: Job, now_s: float) -> None:
+        """Set cost and pace of a decode."""
+        ticket, solo_s = job.ticket, self.model.solo_s
         job.cost_s = self.model.decode_s(job.context_tokens)
         if ticket.broken:
-            return False
+            return
         if ticket.path is Path.SHORT:
             end_s = ticket.due_s(job.in_flight) + (job.to_generate - 1) * ticket.tbt_s
-            pace_s = (end_s - now_s) / job.to_generate
-            if pace_s < self.solo_s:
-                return False
         else:
-            end_s = self._leave_by_s(job, LATEST)
-            if now_s + job.to_generate * self.solo_s > self._leave_by_s(job, 1.0):
-                return False
-            pace_s = max((end_s - now_s) / job.to_generate, self.solo_s)
-            job.wanted_s = max(
-                (self._leave_by_s(job, LONG_SHARE) - now_s) / job.to_generate, self.solo_s
-            )
-        job.pace_s = pace_s
-        return True
+            end_s = self._leave_by_s(job, 1.0)
+        pace_s = (end_s - now_s) / job.to_generate
+        if pace_s >= solo_s:
+            job.pace_s = pace_s
 
-    def _winnable(self, job: Job, now_s: float) -> bool:
-        """Set cost and due time of a prefill; False if it is lost."""
+    def _due(self, job: Job, now_s: float) -> None:
+        """Set cost and due time of a prefill."""
         ticket = job.ticket
         job.cost_s = self.model.prefill_s(job.tokens, job.context_tokens)
-        soonest_s = now_s + self.model.fixed_s + job.cost_s
+        first_s = now_s + self.model.fixed_s + job.cost_s
         if ticket.path is Path.SHORT:
-            job.due_s = ticket.deadline_s
-            winnable = soonest_s <= ticket.deadline_s
+            due_s = latest_s = ticket.due_s(job.in_flight)
         else:
-            decode_s = job.to_generate * self.solo_s
-            winnable = soonest_s + decode_s <= self._leave_by_s(job, 1.0)
-            due_s = self._leave_by_s(job, LONG_SHARE) - job.to_generate * self._typical_s
-            job.due_s = max(due_s, soonest_s + job.cost_s)
-        if not winnable:
-            begun = job.context_tokens > 0 or ticket.started
-            job.due_s = now_s + LOST_PREFILL_S if begun else inf
-        return job.due_s < inf
+            latest_s = self._leave_by_s(job, 1.0) - job.to_generate * self.model.solo_s
+            wanted_s = self._leave_by_s(job, LONG_SHARE) - job.to_generate * self._typical_s
+            due_s = max(wanted_s, first_s + job.cost_s)
+        if first_s <= latest_s:
+            job.due_s = due_s
+        elif job.context_tokens or job.generated:
+            job.due_s = now_s + LOST_PREFILL_S
 
     def _leave_by_s(self, job: Job, share: float) -> float:
         """When a long request must leave the stage to be answered in that share of its time."""
         ticket = job.ticket
-        here_s = (job.generated + job.to_generate) * self.solo_s
+        here_s = (job.generated + job.to_generate) * self.model.solo_s
         after_s = max(ticket.estimate_s / 4, ticket.estimate_s - here_s)
         return ticket.arrival_s + share * (ticket.deadline_s - ticket.arrival_s) - after_s
 
     def _length(
-        self, kept: list[Job], late: list[Job], prefills: list[Job], now_s: float
+        self, decodes: Sequence[Job], prefills: Sequence[Job], now_s: float
     ) -> tuple[float, set[Job]]:
         """How long the step may take, and whose promises it gives up."""
-        longest_s = max(STEP_SHARE * self.limits.target_s, self.solo_s)
+        kept = [job for job in decodes if job.pace_s < inf]
+        late_share = sum(j.cost_s / self._late_pace_s(j) for j in decodes if j.pace_s == inf)
         jobs = [*kept, *prefills]
-        promises = sorted(
-            Promise(
-                now_s + job.pace_s * job.to_generate
-                if job.decode
-                else now_s + PREFILL_SHARE * (job.due_s - now_s),
-                job.cost_s * job.to_generate if job.decode else job.cost_s,
-                index,
-            )
+        promises = [
+            Promise(now_s + job.pace_s * job.to_generate, job.cost_s * job.to_generate, index)
+            if job.decode
+            else Promise(now_s + PREFILL_SHARE * (job.due_s - now_s), job.cost_s, index)
             for index, job in enumerate(jobs)
-        )
-        late_share = sum(job.cost_s / job.pace_s for job in late)
+        ]
+        promises.sort()
 
         def keeps(limit_s: float) -> list[Promise]:
             able = (p for p in promises if jobs[p.index].pace_s >= limit_s)
             return most_kept(able, now_s, 1 - self.model.fixed_s / limit_s - late_share)
 
+        longest_s = max(STEP_SHARE * self.limits.target_s, self.model.solo_s)
         strictest_s = min((job.pace_s for job in kept), default=inf)
-        limit_s = max(min(strictest_s, longest_s), self.solo_s)
-        best = keeps(limit_s)
-        if len(best) < len(jobs):
-            longer_s = limit_s * STRIDE
-            while longer_s <= longest_s:
-                # A longer step does more in the same time, so it wins a tie.
-                if len(found := keeps(longer_s)) >= len(best):
-                    best, limit_s = found, longer_s
-                longer_s *= STRIDE
-        self._typical_s += _TYPICAL * (limit_s - self._typical_s)
+        limit_s = min(strictest_s, longest_s)
+        best = keeps(limit_s) if promises else []
+        longer_s = limit_s * STRIDE
+        while len(best) < len(promises) and longer_s <= longest_s:
+            # A longer step does more in the same time, so it wins a tie.
+            if len(found := keeps(longer_s)) >= len(best):
+                best, limit_s = found, longer_s
+            longer_s *= STRIDE
         return limit_s, set(jobs) - {jobs[promise.index] for promise in best}
+
+    def _order(
+        self,
+        decodes: Sequence[Job],
+        prefills: Sequence[Job],
+        given_up: set[Job],
+        limit_s: float,
+        now_s: float,
+    ) -> list[Job]:
+        """Whom to serve, in this order; sets when each decode is due to advance."""
+        kept, late, waited = [], [], []
+        for job in decodes:
+            keeps = job.pace_s < inf and job not in given_up
+            pace_s = job.pace_s if keeps else self._late_pace_s(job)
+            if keeps and job.ticket.path is Path.LONG:
+                left_s = self._leave_by_s(job, LONG_SHARE) - now_s
+                pace_s = max(min(pace_s, left_s / job.to_generate), self.model.solo_s)
+            served_s = now_s if job.in_flight else job.ticket.served_s
+            job.due_s = served_s + pace_s
+            if now_s - served_s > self.limits.max_wait_s:
+                waited.append(job)
+            else:
+                (kept if keeps else late).append(job)
+        # One that is not in this step ends the next one at the earliest.
+        soon_s = now_s + 2 * limit_s
+        by_due = attrgetter("due_s")
+        now, later = _split(sorted(kept, key=by_due), soon_s)
+        late_now, late_later = _split(sorted(late, key=by_due), soon_s)
+        return [
+            *sorted(waited, key=by_due),
+            *now,
+            *(job for job in prefills if job not in given_up),
+            *late_now,
+            *(job for job in prefills if job in given_up),
+            *later,
+            *late_later,
+        ]
+
+    def _late_pace_s(self, job: Job) -> float:
+        """Pace of a decode whose promise is not kept: never ahead of its TBT."""
+        return max(min(job.ticket.tbt_s, LATE_S), LATE_S / job.to_generate)
 
     def _fill(
         self, order: Iterable[Job], running: Sequence[Job], limit_s: float, given_up: int
     ) -> Plan:
-        """Take jobs in this order while the step lasts."""
+        """Take jobs in this order while the step lasts, and the first in any case."""
         left_s = limit_s - self.model.fixed_s
         left_tokens = self.limits.tokens
         left_requests = self.limits.requests or left_tokens
         taken: dict[Job, int] = {}
         for job in order:
             tokens = self._fit(job, left_s, left_tokens) if left_requests else 0
-            if not tokens and not taken:
-                tokens = min(job.tokens, left_tokens)
+            if not taken:
+                tokens = max(tokens, 1 if self.limits.splits else min(job.tokens, left_tokens))
             if tokens:
                 taken[job] = tokens
                 left_tokens -= tokens
                 left_requests -= 1
-                left_s -= self._cost_s(job, tokens)
+                left_s -= (
+                    job.cost_s
+                    if tokens == job.tokens
+                    else self.model.prefill_s(tokens, job.context_tokens)
+                )
         inside = set(running)
-        run = sorted((job for job in taken if job in inside), key=lambda job: not job.decode)
         return Plan(
-            run=run,
+            run=sorted((job for job in taken if job in inside), key=lambda job: not job.decode),
             lend=[job for job in running if job not in taken],
             enter=[job for job in taken if job not in inside],
             tokens=max(1, sum(taken.values())),
@@ -261,18 +269,14 @@ class Lending:
         """How many of its tokens fit."""
         if left_s <= 0:
             return 0
-        if job.cost_s <= left_s and job.tokens <= left_tokens:
-            return job.tokens
-        if job.decode or not self.limits.splits:
-            return 0
-        return min(left_tokens, int(job.tokens * min(1.0, left_s / job.cost_s)))
-
-    def _cost_s(self, job: Job, tokens: int) -> float:
-        if tokens == job.tokens:
-            return job.cost_s
-        return self.model.prefill_s(tokens, job.context_tokens)
+        if job.decode:
+            return job.tokens if job.cost_s <= left_s and job.tokens <= left_tokens else 0
+        if not self.limits.splits:
+            return job.tokens if job.tokens <= left_tokens else 0
+        fits = job.tokens if job.cost_s <= left_s else int(job.tokens * left_s / job.cost_s)
+        return min(fits, left_tokens)
 
 
-def _late_pace(job: Job, tbt_s: float) -> float:
-    """Pace of a decode whose promise is broken: no faster than the strictest promise."""
-    return max(min(tbt_s, LATE_S), LATE_S / job.to_generate)
+def _split(jobs: Sequence[Job], soon_s: float) -> tuple[list[Job], list[Job]]:
+    """Those that are due by then, and the others."""
+    return [j for j in jobs if j.due_s < soon_s], [j for j in jobs if j.due_s >= soon_s]

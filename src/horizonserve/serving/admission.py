@@ -26,6 +26,7 @@ class Admission:
     - Path: short iff the final stage is stage 0 and no KV transfer is forced.
     - Class: the client's hint, else its priority, else the inputs and the final stage's output.
     - Deadline: arrival + SLO, on the monotonic clock.
+    - Time between tokens: the client's hint, else the class's; promised to short requests only.
     - A companion (``parent`` + suffix) shares its parent's ticket.
     """
 
@@ -35,11 +36,13 @@ class Admission:
         final_outputs: Mapping[int, Output],
         route: Callable[[Any], tuple[int, bool]],
         clock: Callable[[], float] = time.monotonic,
+        solo_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """A pipeline's ways.
 
         ``final_outputs``: stage id -> what it gives the user; ``route``: request -> its final
-        stage and whether it is there to hand its KV cache on.
+        stage and whether it is there to hand its KV cache on; ``solo_s``: time per token of a
+        request alone, 0 while that is unknown.
         """
         self._long_outputs = {
             stage: output for stage, output in final_outputs.items() if output is not Output.TEXT
@@ -48,13 +51,13 @@ class Admission:
         self._route = route
         self._clock = clock
         self._warned = False
-        self.solo_s: Callable[[], float] = lambda: 0.0
+        self._solo_s = solo_s
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
         """Apply these settings to requests that enter from now on."""
         self._slo_multiple = settings.slo_multiple
-        self._tbt = settings
+        self._settings = settings
         self._promise_s = {
             c: (settings.slo_ms(c) / 1e3, settings.estimated_ms(c) / 1e3) for c in RequestClass
         }
@@ -89,16 +92,13 @@ class Admission:
             # Who asks for less time expects to need less; else it would be lost on arrival.
             estimate_s = min(estimate_s, slo_s / self._slo_multiple)
         # By position: keywords would cost as much as all the rest.
-        tbt_s = self._tbt_s() if path is Path.SHORT else inf
+        tbt_s = inf
+        if path is Path.SHORT:
+            tbt_ms = hints.tbt_ms or self._settings.tbt_ms(request_class, self._solo_s() * 1e3)
+            tbt_s = tbt_ms / 1e3
         return Ticket(
             request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s, tbt_s
         )
-
-    def _tbt_s(self) -> float:
-        s = self._tbt
-        if s.tbt_text_ms is not None:
-            return s.tbt_text_ms / 1e3
-        return max(s.tbt_multiple * self.solo_s(), s.reading_ms / 1e3)
 
     def _hints(self, request: Any) -> Hints:
         params = request.sampling_params

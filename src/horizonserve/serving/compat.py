@@ -26,6 +26,15 @@ SCHEDULER: Final[tuple[Name, ...]] = (
     ("vllm.v1.request", "RequestStatus.PREEMPTED"),
 )
 
+LENDER: Final[tuple[Name, ...]] = (
+    ("vllm.v1.request", "Request.next_decode_eligible_step"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.current_step"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_with_output"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output"),
+    ("vllm.v1.core.kv_cache_manager", "KVCacheManager.block_pool"),
+    ("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks"),
+)
+
 OMNI_SCHEDULER: Final[tuple[Name, ...]] = (
     ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule"),
     ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARAsyncScheduler"),

@@ -4,6 +4,7 @@ Hints travel in ``SamplingParams.extra_args`` of the shared stage, because that 
 per-request field that vLLM-Omni 0.30 carries from the request body to that stage's scheduler:
 
 - ``slo_ms``: first-response target of this request, milliseconds;
+- ``tbt_ms``: promised time between the tokens of a text answer, milliseconds;
 - ``slo_class``: its class, such as ``t2a``;
 - ``priority``: the paper's field (HorizonServe 5), 0 text, 10 audio, 20 image.
 """
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from horizonserve.slo import RequestClass
 
-KEYS: Final = ("slo_ms", "slo_class", "priority")
+KEYS: Final = ("slo_ms", "tbt_ms", "slo_class", "priority")
 
 
 class HintError(ValueError):
@@ -29,6 +30,7 @@ class Hints:
     """Validated hints; None where the client said nothing."""
 
     slo_ms: float | None = None
+    tbt_ms: float | None = None
     slo_class: RequestClass | None = None
     priority: int | None = None
 
@@ -44,9 +46,12 @@ def parse(arguments: Mapping[str, Any] | None) -> Hints:
     """
     if not arguments or not any(key in arguments for key in KEYS):
         return NO_HINTS
-    slo_ms = arguments.get("slo_ms")
-    if slo_ms is not None and not _is_duration(slo_ms):
-        raise HintError(f"slo_ms={slo_ms!r:.40}: give a finite number of milliseconds above 0")
+    durations_ms: dict[str, float | None] = {}
+    for key in ("slo_ms", "tbt_ms"):
+        value = arguments.get(key)
+        if value is not None and not _is_duration(value):
+            raise HintError(f"{key}={value!r:.40}: give a finite number of milliseconds above 0")
+        durations_ms[key] = None if value is None else float(value)
     slo_class = arguments.get("slo_class")
     if slo_class is not None:
         try:
@@ -57,7 +62,7 @@ def parse(arguments: Mapping[str, Any] | None) -> Hints:
     priority = arguments.get("priority")
     if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
         raise HintError(f"priority={priority!r}: give an integer; 0 text, 10 audio, 20 image")
-    return Hints(None if slo_ms is None else float(slo_ms), slo_class, priority)
+    return Hints(**durations_ms, slo_class=slo_class, priority=priority)
 
 
 def _is_duration(value: object) -> bool:

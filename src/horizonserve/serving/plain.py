@@ -7,18 +7,18 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from horizonserve.serving.queue_view import QueueView
+from horizonserve.serving.lender import Lender, StepEnds
 
 
-class HorizonScheduler(QueueView, Scheduler):
+class HorizonScheduler(StepEnds, Lender, Scheduler):
     """Synchronous."""
 
 
-class HorizonAsyncScheduler(QueueView, AsyncScheduler):
+class HorizonAsyncScheduler(StepEnds, Lender, AsyncScheduler):
     """Asynchronous: the next step is scheduled while this one runs."""
 
 
-def scheduler(*, vllm_config: Any, **kwargs: Any) -> QueueView:
+def scheduler(*, vllm_config: Any, **kwargs: Any) -> Lender:
     """Make the scheduler that the server's final configuration asks for."""
     asynchronous = vllm_config.scheduler_config.async_scheduling
     cls = HorizonAsyncScheduler if asynchronous else HorizonScheduler

@@ -15,15 +15,12 @@ from vllm.v1.request import RequestStatus
 import horizonserve
 from horizonserve.config import Settings, load
 from horizonserve.instance import Counters, Record
-from horizonserve.policy.batch import StepModel
 from horizonserve.policy.edf import earliest_deadline_first
-from horizonserve.policy.lending import Lending, Limits
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import Rules, TemporalPolicy, View
 from horizonserve.serving import compat, hooks
 from horizonserve.serving.admission import Admission
 from horizonserve.serving.queues import FreshRequests, is_fresh, put_back
-from horizonserve.serving.steps import StepClock, fitting, job_of, load_of
 from horizonserve.slo import Output, Path, RequestClass
 
 logger = init_logger(f"vllm.{__name__}")
@@ -51,6 +48,9 @@ class QueueView(Scheduler):
     prefill_capacity_bound: bool
     #: OmniAR's requests that have left, but whose KV blocks the next stage has yet to fetch.
     waiting_for_transfer_free: Collection[str] = ()
+
+    #: Time per token of a request alone, as far as it is known.
+    _solo_s = 0.0
 
     # vLLM-Omni's own tests make schedulers without __init__; those stay stock.
     _admission: Admission | None = None
@@ -80,8 +80,7 @@ class QueueView(Scheduler):
         self._min_tokens: int = 1 if splits else self._max_tokens
         self._view = View([], 0, 0, 0)
         self._steps = self._full_steps = self._hiding_steps = 0
-        self._lent = 0
-        self._plan: Any = None
+        self._lent = self._advanced = 0
         self._admitted = self._admitted_long = 0
         # A request that the stock loop may pass over must not be the last one it sees.
         self._passes_over = (
@@ -90,16 +89,14 @@ class QueueView(Scheduler):
             or self.ec_connector is not None
             or self.policy is not SchedulingPolicy.FCFS
         )
-        self._model = StepModel()
-        self._step_clock = StepClock(self._model, lambda: self._clock())
         self._admission = Admission(
             settings,
             self._final_outputs(model_config),
             self._route,
             lambda: self._clock(),
+            lambda: self._solo_s,
         )
         admission = self._admission
-        admission.solo_s = lambda: self._model.fixed_s + self._model.decode_s(256)
         self._fresh = FreshRequests(lambda request: admission.admit(request, self.requests))
         self._use(settings)
         self._record = Record(
@@ -151,19 +148,6 @@ class QueueView(Scheduler):
                 max_hide_s=settings.max_hide_s,
             )
         )
-        self._lending = (
-            Lending(
-                self._model,
-                Limits(
-                    tokens=self.max_num_scheduled_tokens,
-                    requests=settings.batch,
-                    target_s=min(settings.slo_ms(c) for c in RequestClass) / 1e3,
-                    splits=self._min_tokens == 1,
-                ),
-            )
-            if settings.lends
-            else None
-        )
 
     def add_request(self, request: Any) -> None:
         if self._admission is not None and request.request_id not in self.requests:
@@ -188,79 +172,18 @@ class QueueView(Scheduler):
             if self._settings.scheduler == "default":
                 self._fresh.forget()
                 return super().schedule(throttle_prefills)
-            if self._lending is not None:
-                return self._schedule_lending(throttle_prefills, usable - occupied)
-            if usable <= occupied or not (self.waiting or self.skipped_waiting):
-                return super().schedule(throttle_prefills)
-            return self._schedule_view(throttle_prefills, self._choose(usable - occupied))
+            return self._schedule_policy(throttle_prefills, usable - occupied)
         finally:
             self.max_num_running_reqs = stock_slots
             self._steps += 1
             self._full_steps += usable <= occupied and bool(self.waiting)
             self._publish()
 
-    def _schedule_lending(self, throttle_prefills: bool, free: int) -> Any:
-        """One stock step in which some of those that run sit out, by a lease of one step."""
-        assert self._lending is not None
-        now_s = self._clock()
-        since_s = self._step_clock.start_s()
-        shown: list[Any] = []
-        if free > 0 and (self.waiting or self.skipped_waiting):
-            shown = self._choose(free)
-            if self.lora_config is not None:
-                shown = fitting(shown, self.running, self.lora_config.max_loras)
-            shown = self._with_blocks(shown)
-        running = [job for r in self.running if (job := job_of(r)) is not None]
-        waiting = [job for r in shown if (job := job_of(r)) is not None]
-        plan = self._lending.plan(running, waiting, since_s)
-        self._plan = plan
-        for job in plan.lend:
-            job.request.next_decode_eligible_step = max(
-                job.request.next_decode_eligible_step, self.current_step + 2
-            )
-        rank = {job.request: i for i, job in enumerate(plan.run)}
-        self.running.sort(key=lambda request: rank.get(request, len(rank)))
-        entering = {job.ticket for job in plan.enter}
-        shown = [r for r in shown if r.horizonserve_ticket in entering]
-        budget = self.max_num_scheduled_tokens
-        self.max_num_scheduled_tokens = min(max(plan.tokens, self._min_tokens), budget)
-        try:
-            if self.waiting or self.skipped_waiting:
-                output = self._schedule_view(throttle_prefills, shown)
-            else:
-                output = super().schedule(throttle_prefills)
-        finally:
-            self.max_num_scheduled_tokens = budget
-        self._lent += len(plan.lend)
-        if output.total_num_scheduled_tokens:
-            self._step_clock.scheduled(load_of(output, self.requests), now_s)
-        else:
-            self._step_clock.idle()
-        return output
-
-    def _with_blocks(self, shown: list[Any]) -> list[Any]:
-        """Those that KV blocks last for until the end, beside all that run.
-
-        Only when some sit out: without leases the stock rule holds.
-        """
-        if not self._plan or not self._plan.lend:
-            return shown
-        size = self.block_size
-        groups = len(self.kv_cache_config.kv_cache_groups)
-
-        def blocks(request: Any) -> int:
-            tokens = request.num_prompt_tokens + request.max_tokens - request.num_computed_tokens
-            return int(groups * (tokens // size + 1))
-
-        left = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        left -= sum(blocks(request) for request in self.running)
-        fit = []
-        for request in shown:
-            left -= blocks(request)
-            if left < 0:
-                break
-            fit.append(request)
-        return fit
+    def _schedule_policy(self, throttle_prefills: bool, free: int) -> Any:
+        """One step under a policy, with so many slots free."""
+        if free <= 0 or not (self.waiting or self.skipped_waiting):
+            return super().schedule(throttle_prefills)
+        return self._schedule_view(throttle_prefills, self._choose(free))
 
     def _schedule_view(self, throttle_prefills: bool, shown: list[Any]) -> Any:
         """One stock step behind the policy's view of the waiting requests."""
@@ -298,20 +221,6 @@ class QueueView(Scheduler):
             self.waiting, self.skipped_waiting = waiting, skipped
             self._hidden = 0
             self._follow(left)
-
-    def _update_request_with_output(
-        self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
-    ) -> Any:
-        result = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
-        if self._admission is not None and self._lending is not None:
-            request.horizonserve_ticket.token(self._clock(), len(result[0]))
-        return result
-
-    def step_ended(self) -> None:
-        """A step's output is here."""
-        if self._admission is None or self._lending is None:
-            return
-        self._step_clock.ended()
 
     def _follow(self, left: list[Any]) -> None:
         """Account for the requests that a step took out of the queues."""
@@ -362,8 +271,10 @@ class QueueView(Scheduler):
                 self._hiding_steps,
                 self._admitted,
                 self._admitted_long,
+                self._lent,
                 len(self.waiting) + len(self.skipped_waiting),
                 len(self.running),
+                self._advanced,
                 self._view.protected,
                 self._view.lost,
             )

@@ -10,7 +10,7 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARS
 
 from horizonserve.serving import compat
 from horizonserve.serving.pipelines import final_outputs
-from horizonserve.serving.queue_view import QueueView
+from horizonserve.serving.lender import Lender, StepEnds
 
 
 def route(request: Any) -> tuple[int, bool]:
@@ -30,27 +30,19 @@ def route(request: Any) -> tuple[int, bool]:
     return final_stage.scalar_data if final_stage else 0, bool(forced and forced.scalar_data)
 
 
-class Measured:
-    """Tells the view that a step has ended; before OmniAR, which does not ask vLLM's class."""
+class OmniLender(Lender):
+    """``Lender`` that reads what vLLM-Omni sends along with a request."""
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        self.step_ended()
-        return super().update_from_output(*args, **kwargs)
-
-
-class OmniQueueView(QueueView):
-    """``QueueView`` that reads what vLLM-Omni sends along with a request."""
-
-    _needs = compat.SCHEDULER + compat.OMNI_SCHEDULER
+    _needs = Lender._needs + compat.OMNI_SCHEDULER
     _route = staticmethod(route)
     _final_outputs = staticmethod(final_outputs)
 
 
-class HorizonARScheduler(Measured, OmniARScheduler, OmniQueueView, Scheduler):
+class HorizonARScheduler(StepEnds, OmniARScheduler, OmniLender, Scheduler):
     """Synchronous."""
 
 
-class HorizonARAsyncScheduler(Measured, OmniARAsyncScheduler, OmniQueueView, AsyncScheduler):
+class HorizonARAsyncScheduler(StepEnds, OmniARAsyncScheduler, OmniLender, AsyncScheduler):
     """Asynchronous: the next step is scheduled while this one runs."""
 
 

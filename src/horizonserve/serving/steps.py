@@ -1,42 +1,48 @@
-"""Steps of a vLLM scheduler: how long they took, and who takes part in the next one."""
+"""Steps of vLLM's scheduler: what they hold, how long they took, who may join the next one."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from vllm.v1.request import RequestStatus
 
 from horizonserve.policy.batch import Load, StepModel
 from horizonserve.policy.lending import Job
+from horizonserve.policy.lengths import Lengths
+
+_COMPUTABLE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-def job_of(request: Any) -> Job | None:
+def job_of(request: Any, lengths: Lengths) -> Job | None:
     """A running or waiting request as a step sees it; None when a step can do nothing for it."""
     in_flight = request.num_output_placeholders
-    tokens = request.num_tokens_with_spec + in_flight - request.num_computed_tokens
-    to_generate = request.max_tokens - request.num_output_tokens - in_flight
-    if tokens <= 0 or to_generate <= 0:
-        return None
     generated = request.num_output_tokens + in_flight
+    tokens = request.num_tokens_with_spec + in_flight - request.num_computed_tokens
+    at_most = request.max_tokens - generated
+    if tokens <= 0 or at_most <= 0 or request.status not in _COMPUTABLE:
+        return None
+    ticket = request.horizonserve_ticket
     return Job(
         request,
-        request.horizonserve_ticket,
+        ticket,
         tokens,
         request.num_computed_tokens,
         generated,
-        to_generate,
+        lengths.to_generate(ticket.request_class, generated, at_most),
         in_flight,
         decode=generated > 0 and tokens <= 1 + len(request.spec_token_ids),
     )
 
 
-def load_of(output: Any, requests: dict[str, Any]) -> Load:
+def load_of(output: Any, requests: Mapping[str, Any]) -> Load:
     """What a scheduled step computes."""
     decodes = prefill_tokens = 0
     attention = 0.0
     for name, tokens in output.num_scheduled_tokens.items():
-        context = requests[name].num_computed_tokens - tokens
-        attention += tokens * (context + tokens / 2)
+        context_tokens = requests[name].num_computed_tokens - tokens
+        attention += tokens * (context_tokens + tokens / 2)
         if tokens == 1:
             decodes += 1
         else:
@@ -45,53 +51,51 @@ def load_of(output: Any, requests: dict[str, Any]) -> Load:
 
 
 class StepClock:
-    """Measures steps and teaches the model.
+    """Measures steps and teaches the model; times on the given clock.
 
-    A step takes from the end of the one before to its own end, the loop around it included; the
+    A step takes from the end of the one before to its own end, the engine's loop included; the
     first after an idle time takes from when it was scheduled. Asynchronous scheduling has two
     steps under way.
     """
 
     def __init__(self, model: StepModel, clock: Callable[[], float]) -> None:
-        self.model = model
+        self._model = model
         self._clock = clock
-        self._under_way: deque[tuple[float, Load]] = deque()
+        #: (scheduled tokens of the step, when it was scheduled, its load), oldest first.
+        self._under_way: deque[tuple[object, float, Load]] = deque()
         self._ended_s: float | None = None
         self._busy_until_s = 0.0
 
     def start_s(self) -> float:
-        """When a step that is scheduled now would start."""
+        """When a step that is scheduled now will start."""
         now_s = self._clock()
         return max(now_s, self._busy_until_s) if self._under_way else now_s
 
-    def scheduled(self, load: Load, since_s: float) -> None:
-        """A step with this load is on its way, scheduled at ``since_s``."""
-        start_s = max(since_s, self._busy_until_s) if self._under_way else since_s
-        self._busy_until_s = start_s + self.model.step_s(load)
-        self._under_way.append((since_s, load))
+    def scheduled(self, output: Any, load: Load, start_s: float) -> None:
+        """A step is on its way, and will start then."""
+        self._busy_until_s = start_s + self._model.step_s(load)
+        self._under_way.append((output.num_scheduled_tokens, self._clock(), load))
 
-    def ended(self) -> None:
-        """The oldest step under way has ended."""
-        if not self._under_way:
-            return
+    def ended(self, output: Any, idle: bool) -> None:
+        """The step of this output has ended; ``idle`` if none follows at once."""
+        if not any(step[0] is output.num_scheduled_tokens for step in self._under_way):
+            return  # scheduled under another policy
+        while True:
+            tokens, since_s, load = self._under_way.popleft()
+            if tokens is output.num_scheduled_tokens:
+                break
         now_s = self._clock()
-        since_s, load = self._under_way.popleft()
-        if self._ended_s is not None:
-            since_s = self._ended_s
-        self._ended_s = now_s
-        if now_s > since_s:
-            self.model.observe(load, now_s - since_s)
-
-    def idle(self) -> None:
-        """Nothing follows at once; the next step counts from when it is scheduled."""
-        self._ended_s = None
+        took_s = now_s - (since_s if self._ended_s is None else self._ended_s)
+        self._ended_s = None if idle else now_s
+        if took_s > 0:
+            self._model.observe(load, took_s)
 
 
-def fitting(shown: Iterable[Any], running: Iterable[Any], max_loras: int) -> list[Any]:
+def with_adapters(shown: Iterable[Any], running: Iterable[Any], max_loras: int) -> list[Any]:
     """``shown`` without those whose adapter would be one too many beside all that run.
 
-    vLLM counts the adapters of the requests that take part in a step; those of requests that sit
-    out are needed in the next one.
+    vLLM counts the adapters of the requests in a step; those of requests that sit out are needed
+    in the next.
     """
     used = {_adapter(request) for request in running} - {0}
     fit = []
@@ -107,3 +111,27 @@ def fitting(shown: Iterable[Any], running: Iterable[Any], max_loras: int) -> lis
 
 def _adapter(request: Any) -> int:
     return request.lora_request.lora_int_id if request.lora_request else 0
+
+
+def with_blocks(shown: Iterable[Any], running: Iterable[Any], scheduler: Any) -> list[Any]:
+    """Those of ``shown`` that KV blocks last for to their end, beside the ends of all that run.
+
+    Who sits out holds its blocks for longer, so lending must not start what it cannot end: it
+    would end in a preemption.
+    """
+    size = scheduler.block_size
+    groups = len(scheduler.kv_cache_config.kv_cache_groups)
+
+    def blocks(request: Any) -> int:
+        tokens = request.num_prompt_tokens + request.max_tokens - request.num_computed_tokens
+        return int(groups * (tokens // size + 1))
+
+    left = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    left -= sum(blocks(request) for request in running)
+    fit = []
+    for request in shown:
+        left -= blocks(request)
+        if left < 0:
+            break
+        fit.append(request)
+    return fit

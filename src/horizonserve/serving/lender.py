@@ -1,0 +1,135 @@
+"""Steps that some of the running requests sit out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from horizonserve.config import Settings
+from horizonserve.policy.batch import StepModel
+from horizonserve.policy.lending import Lending, Limits, Plan
+from horizonserve.policy.lengths import Lengths
+from horizonserve.serving import compat
+from horizonserve.serving.queue_view import QueueView
+from horizonserve.serving.queues import is_fresh
+from horizonserve.serving.steps import StepClock, job_of, load_of, with_adapters, with_blocks
+from horizonserve.slo import RequestClass
+
+_NOTHING = Plan([], [], [], 0, 0.0, 0)
+
+
+class Lender(QueueView):
+    """``QueueView`` that runs each step by the plan of policy/lending.py.
+
+    - Who sits out has a lease of one step: vLLM's own loop passes over a running request until its
+      ``next_decode_eligible_step``. It stays in ``running``, keeps slot and blocks, and can be
+      aborted or preempted like any other.
+    - ``running`` is put in the order of the plan, since vLLM gives its token budget away in that
+      order: decodes, then prefills by due time, then those that sit out, most slack last, where
+      vLLM looks for the request to preempt.
+    - A waiting request enters when the plan gives it a token, KV blocks last for it and its
+      adapter has a place beside those of all that run.
+    - Where a stage cannot split a prompt, the token budget of a step is never lowered.
+    - ``lending: off`` and every other policy are ``QueueView``'s.
+    """
+
+    _needs = compat.SCHEDULER + compat.LENDER
+    _plan = _NOTHING
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._model = StepModel()
+        self._lengths = Lengths()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _solo_s(self) -> float:  # type: ignore[override]
+        return self._model.solo_s
+
+    def _use(self, settings: Settings) -> None:
+        super()._use(settings)
+        self._plan = _NOTHING
+        self._step_clock = StepClock(self._model, lambda: self._clock())
+        self._lending = Lending(
+            self._model,
+            Limits(
+                tokens=self.max_num_scheduled_tokens,
+                requests=settings.batch,
+                target_s=min(settings.slo_ms(name) for name in RequestClass) / 1e3,
+                max_wait_s=settings.max_hide_s,
+                splits=self._min_tokens == 1,
+            ),
+        )
+
+    def _schedule_policy(self, throttle_prefills: bool, free: int) -> Any:
+        if not self._settings.lends:
+            return super()._schedule_policy(throttle_prefills, free)
+        waits = free > 0 and bool(self.waiting or self.skipped_waiting)
+        shown = self._fitting(self._choose(free)) if waits else []
+        start_s = self._step_clock.start_s()
+        running = [job for r in self.running if (job := job_of(r, self._lengths)) is not None]
+        waiting = [job for r in shown if (job := job_of(r, self._lengths)) is not None]
+        self._plan = plan = self._lending.plan(running, waiting, start_s)
+        self._lease(plan)
+        # Companions enter with their parents; what is not fresh was never held back.
+        entering = {job.ticket for job in plan.enter}
+        shown = [r for r in shown if r.horizonserve_ticket in entering or not is_fresh(r)]
+        budget = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = min(max(plan.tokens, self._min_tokens), budget)
+        try:
+            if waits:
+                output = self._schedule_view(throttle_prefills, shown)
+            else:
+                output = super()._schedule_policy(throttle_prefills, 0)
+        finally:
+            self.max_num_scheduled_tokens = budget
+        self._advanced = len(output.num_scheduled_tokens)
+        if self._advanced:
+            self._step_clock.scheduled(output, load_of(output, self.requests), start_s)
+        return output
+
+    def _fitting(self, shown: list[Any]) -> list[Any]:
+        """Those that may enter beside all that run, also beside those that sit out."""
+        if self.lora_config is not None:
+            shown = with_adapters(shown, self.running, self.lora_config.max_loras)
+        # Without leases the stock rule holds, which counts on answers that end early.
+        return with_blocks(shown, self.running, self) if self._plan.lend else shown
+
+    def _lease(self, plan: Plan) -> None:
+        until = self.current_step + 2  # vLLM counts this step before it looks
+        for job in plan.lend:
+            job.request.next_decode_eligible_step = max(
+                job.request.next_decode_eligible_step, until
+            )
+        self._lent += len(plan.lend)
+        order = [*plan.run, *sorted(plan.lend, key=lambda job: job.due_s)]
+        rank = {job.request: place for place, job in enumerate(order)}
+        self.running.sort(key=lambda request: rank.get(request, len(rank)))
+
+    def _update_request_with_output(
+        self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], bool]:
+        tokens, stopped = super()._update_request_with_output(
+            request, new_token_ids, *args, **kwargs
+        )
+        if self._admission is not None:
+            ticket = request.horizonserve_ticket
+            ticket.token(self._clock(), len(tokens))
+            if stopped:
+                self._lengths.ended(ticket.request_class, request.num_output_tokens)
+        return tokens, stopped
+
+    def step_ended(self, output: Any) -> None:
+        """Take the time of a step whose output has come."""
+        if self._admission is not None:
+            self._step_clock.ended(output, idle=not self.has_unfinished_requests())
+
+
+class StepEnds(Scheduler):
+    """Tells the lender when a step ends; first of all bases, since OmniAR's own does not ask on."""
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's, after the time was taken."""
+        result = super().update_from_output(scheduler_output, *args, **kwargs)
+        self.step_ended(scheduler_output)  # type: ignore[attr-defined]
+        return result
