@@ -186,9 +186,10 @@ def plot(steps: Sequence[Step], file: Path, title: str, from_s: float, for_s: fl
     looks: dict[tuple[str, bool], dict[str, Any]] = {
         (path, lent): {
             "facecolor": "white" if lent else colour,
-            "edgecolor": colour,
+            # White ends tell two requests apart that follow each other in a row.
+            "edgecolor": colour if lent else "white",
             "hatch": "////" if lent else None,
-            "linewidth": 0.4,
+            "linewidth": 0.6,
         }
         for path, colour in _COLOURS.items()
         for lent in (False, True)
@@ -236,7 +237,13 @@ def plot(steps: Sequence[Step], file: Path, title: str, from_s: float, for_s: fl
                 for (path, lent), look in looks.items()
             ),
             Line2D([], [], label="entered while others lent; first token in time", **marker),
-            Line2D([], [], label="entered while others lent", fillstyle="none", **marker),
+            Line2D(
+                [],
+                [],
+                label="entered while others lent; long, late or not known",
+                fillstyle="none",
+                **marker,
+            ),
         ],
         loc="outside lower center",
         ncols=3,
