@@ -92,6 +92,16 @@ def test_a_bad_slo_in_the_environment_names_variable_value_and_remedy(
             "HORIZON_S_MIN_SMS='80': above s_cap_sms=64",
             "at most s_cap_sms",
         ),
+        ({"HORIZON_STEP_LOG": ""}, "HORIZON_STEP_LOG='': is a directory", "path of a file"),
+        ({"HORIZON_STEP_LOG": "/"}, "HORIZON_STEP_LOG='/': is a directory", "path of a file"),
+        (
+            {"HORIZON_STEP_LOG": "/nowhere/steps.jsonl"},
+            "HORIZON_STEP_LOG='/nowhere/steps.jsonl': its directory cannot be written to (No such",
+            "in a directory that exists",
+        ),
+        # It exists, and no permission makes it writable.
+        ({"HORIZON_STEP_LOG": "/proc/steps.jsonl"}, "HORIZON_STEP_LOG='/proc/s", "be written to"),
+        ({"HORIZON_STEP_LOG": "x" * 513}, "HORIZON_STEP_LOG='x", "at most 512 characters"),
         ({"HORIZON_CONFIG": "/nowhere.yaml"}, "HORIZON_CONFIG='/nowhere.yaml'", "readable"),
     ],
 )
@@ -107,6 +117,7 @@ def test_bad_environment(environ: dict[str, str], start: str, remedy: str) -> No
     [
         ("slo_text_ms: soon", "slo_text_ms (file"),
         ("slo_text_ms: true", "true or false"),
+        ("step_log: 5", "give the path of a file"),
         ("slo_text: 5", "did you mean slo_text_ms"),
         ("- 1", "must hold a mapping"),
         ("{", "cannot be read as YAML"),
@@ -131,6 +142,20 @@ def test_what_all_stages_must_read_alike_is_not_one_stages_setting() -> None:
         load({"s_cap_sms": 64}, {})
     settings, _ = load({"b_sat": 0.5}, {"HORIZON_S_CAP_SMS": "64", "HORIZON_SCHEDULER": "horizon"})
     assert (settings.b_sat, settings.s_cap_sms, settings.caps) == (0.5, 64, True)
+
+
+def test_the_directory_of_the_step_log_is_tried_at_the_start_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    file = directory / "steps.jsonl"
+    settings, _ = load({}, {"HORIZON_STEP_LOG": str(file)})
+    assert settings.step_log == str(file)
+    assert not list(directory.iterdir())
+    # The command line may run where there is no such directory.
+    directory.rmdir()
+    assert settings.changed({"slots": 4}).step_log == str(file)
+    with pytest.raises(ConfigError, match="HORIZON_STEP_LOG"):
+        load({"step_log": str(tmp_path / "steps.jsonl")}, {})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal, get_args
@@ -28,7 +29,14 @@ ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
 SchedulerName = Literal["default", "edf", "horizon"]
 SCHEDULERS: Final[tuple[SchedulerName, ...]] = get_args(SchedulerName)
 #: What every stage process must read alike, before it serves: environment or file only.
-START_ONLY: Final = ("spatial_backend", "s_min_sms", "s_cap_sms", "pressure", "graphs_per_level")
+START_ONLY: Final = (
+    "spatial_backend",
+    "s_min_sms",
+    "s_cap_sms",
+    "pressure",
+    "graphs_per_level",
+    "step_log",
+)
 
 
 class ConfigError(ValueError):
@@ -131,6 +139,11 @@ class Settings(BaseSettings):
     slots: Count | None = None
     #: Tokens per step; at most, and by default, the stage's ``max_num_batched_tokens``.
     token_budget: Count | None = None
+
+    #: Where lending writes what each step did, one JSON object a line (serving/step_log.py). The
+    #: name gets the process id, so that schedulers of one server do not share a file.
+    #: Bounded, because the live record holds it.
+    step_log: Annotated[str, Field(max_length=512)] | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Settings:
@@ -258,7 +271,24 @@ def load(
         source = sources.get(field, "")
         return f"{ENV_PREFIX}{field.upper()}" if source == "environment" else f"{field} ({source})"
 
-    return _validated(merged, spelled), sources
+    settings = _validated(merged, spelled)
+    if settings.step_log is not None and (why := _unwritable(FilePath(settings.step_log))):
+        raise ConfigError(
+            f"{spelled('step_log')}={settings.step_log!r}: {why}; {_remedy('step_log')}"
+        )
+    return settings, sources
+
+
+def _unwritable(path: FilePath) -> str | None:
+    """Why no file can be written beside ``path``, or at it."""
+    if not path.name or path.is_dir():
+        return "is a directory"
+    try:
+        # Permission bits do not tell of a read-only or virtual file system.
+        with tempfile.TemporaryFile(dir=path.parent):
+            return None
+    except OSError as error:
+        return f"its directory cannot be written to ({error.strerror})"
 
 
 def _validated(values: Mapping[str, Any], spelled: Any) -> Settings:
@@ -287,6 +317,7 @@ def _remedy(field: str) -> str:
         "spatial_backend": "auto, green, cores or dry-run",
         "pressure": "utilization or dram",
         "b_sat": "a number above 0 and at most 1, such as 0.9",
+        "step_log": "the path of a file in a directory that exists and can be written to",
         "min_dwell_s": "a number of seconds from 0 to 60, such as 0.5",
     }
     if field in choices:
