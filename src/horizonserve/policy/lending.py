@@ -178,7 +178,7 @@ class Lending:
         promises.sort()
 
         def keeps(limit_s: float) -> list[Promise]:
-            able = (p for p in promises if jobs[p.index].pace_s >= limit_s)
+            able = (p for p in promises if jobs[p.owner].pace_s >= limit_s)
             return most_kept(able, now_s, 1 - self.model.fixed_s / limit_s - late_share)
 
         longest_s = max(STEP_SHARE * self.limits.target_s, self.model.solo_s)
@@ -191,7 +191,7 @@ class Lending:
             if len(found := keeps(longer_s)) >= len(best):
                 best, limit_s = found, longer_s
             longer_s *= STRIDE
-        return limit_s, set(jobs) - {jobs[promise.index] for promise in best}
+        return limit_s, set(jobs) - {jobs[promise.owner] for promise in best}
 
     def _order(
         self,
@@ -202,7 +202,9 @@ class Lending:
         now_s: float,
     ) -> list[Job]:
         """Whom to serve, in this order; sets when each decode is due to advance."""
-        kept, late, waited = [], [], []
+        kept: list[Job] = []
+        late: list[Job] = []
+        waited: list[Job] = []
         for job in decodes:
             keeps = job.pace_s < inf and job not in given_up
             pace_s = job.pace_s if keeps else self._late_pace_s(job)

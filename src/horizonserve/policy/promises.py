@@ -13,7 +13,7 @@ class Promise(NamedTuple):
     due_s: float
     work_s: float
     #: What it belongs to; breaks ties, so it must be unique.
-    index: int
+    owner: int
 
 
 def most_kept(promises: Iterable[Promise], now_s: float, speed: float) -> list[Promise]:
@@ -26,7 +26,7 @@ def most_kept(promises: Iterable[Promise], now_s: float, speed: float) -> list[P
     kept: list[tuple[float, int, Promise]] = []
     work_s = 0.0
     for promise in promises:
-        heapq.heappush(kept, (-promise.work_s, promise.index, promise))
+        heapq.heappush(kept, (-promise.work_s, promise.owner, promise))
         work_s += promise.work_s
         if work_s > speed * (promise.due_s - now_s):
             work_s += heapq.heappop(kept)[0]

@@ -132,7 +132,8 @@ def _has(module: str, attribute: str) -> bool:
             return True
         if not hasattr(found, part):
             # Nor is what only instances have; the constructor that sets it names it.
-            constructor = getattr(getattr(found, "__init__", None), "__code__", None)
-            return constructor is not None and part in constructor.co_names
+            constructors = (vars(cls).get("__init__") for cls in getattr(found, "__mro__", ()))
+            codes = (getattr(constructor, "__code__", None) for constructor in constructors)
+            return any(code is not None and part in code.co_names for code in codes)
         found = getattr(found, part)
     return True

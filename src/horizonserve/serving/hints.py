@@ -30,9 +30,9 @@ class Hints:
     """Validated hints; None where the client said nothing."""
 
     slo_ms: float | None = None
-    tbt_ms: float | None = None
     slo_class: RequestClass | None = None
     priority: int | None = None
+    tbt_ms: float | None = None
 
 
 NO_HINTS: Final = Hints()

@@ -13,6 +13,7 @@ from horizonserve.policy.lengths import Lengths
 from horizonserve.serving import compat
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
+from horizonserve.serving.step_log import StepLog, entry
 from horizonserve.serving.steps import StepClock, job_of, load_of, with_adapters, with_blocks
 from horizonserve.slo import RequestClass
 
@@ -36,14 +37,17 @@ class Lender(QueueView):
 
     _needs = compat.SCHEDULER + compat.LENDER
     _plan = _NOTHING
+    _step_log: StepLog | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._model = StepModel()
         self._lengths = Lengths()
         super().__init__(*args, **kwargs)
+        if self._admission is not None and self._settings.step_log:
+            self._step_log = StepLog(self._settings.step_log)
 
     @property
-    def _solo_s(self) -> float:  # type: ignore[override]
+    def _solo_s(self) -> float:
         return self._model.solo_s
 
     def _use(self, settings: Settings) -> None:
@@ -86,6 +90,8 @@ class Lender(QueueView):
         self._advanced = len(output.num_scheduled_tokens)
         if self._advanced:
             self._step_clock.scheduled(output, load_of(output, self.requests), start_s)
+            if self._step_log is not None:
+                self._step_log.add(entry(plan, self._clock()))
         return output
 
     def _fitting(self, shown: list[Any]) -> list[Any]:
@@ -118,6 +124,12 @@ class Lender(QueueView):
             if stopped:
                 self._lengths.ended(ticket.request_class, request.num_output_tokens)
         return tokens, stopped
+
+    def shutdown(self) -> None:
+        """vLLM's, and the end of the log."""
+        if self._step_log is not None:
+            self._step_log.close()
+        super().shutdown()
 
     def step_ended(self, output: Any) -> None:
         """Take the time of a step whose output has come."""

@@ -9,8 +9,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
 
 from horizonserve.serving import compat
-from horizonserve.serving.pipelines import final_outputs
 from horizonserve.serving.lender import Lender, StepEnds
+from horizonserve.serving.pipelines import final_outputs
 
 
 def route(request: Any) -> tuple[int, bool]:
@@ -46,7 +46,7 @@ class HorizonARAsyncScheduler(StepEnds, OmniARAsyncScheduler, OmniLender, AsyncS
     """Asynchronous: the next step is scheduled while this one runs."""
 
 
-def ar_scheduler(*, vllm_config: Any, **kwargs: Any) -> OmniQueueView:
+def ar_scheduler(*, vllm_config: Any, **kwargs: Any) -> OmniLender:
     """Make the scheduler of a pipeline's shared stage, as the stage's final configuration says.
 
     A sync class under async scheduling would halve the step rate, and whether a stage is async

@@ -19,7 +19,7 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 PERIOD_S: Final = 1.0
 #: Entries that may wait for the disk; further ones are dropped.
-MAX_WAITING: Final = 200_000
+MAX_WAITING: Final = 20_000
 #: A server that ends does not wait longer for a disk that hangs.
 _CLOSE_S: Final = 5.0
 
