@@ -89,8 +89,8 @@ class Calibration:
         )
         tbt = f", {self.tbt_ms:g} ms between tokens" if self.tbt_ms else ""
         return (
-            f"First response alone, p50/p95: {alone}. Targets: {SLO_MULTIPLE:g}x p95{tbt}. Saturation"
-            f" of default at {self.slots} slots: {self.saturation.rate_rps:.2f}"
+            f"First response alone, p50/p95: {alone}. Targets: {SLO_MULTIPLE:g}x p95{tbt}."
+            f" Saturation of default at {self.slots} slots: {self.saturation.rate_rps:.2f}"
             f" +- {self.saturation.standard_error_rps:.2f} requests/s."
         )
 

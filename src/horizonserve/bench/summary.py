@@ -175,13 +175,9 @@ def _mean(
 
 
 def _p95_interval(runs: Sequence[Run], name: RequestClass | None) -> Interval | None:
-    by_run = (blocks(run.results, BLOCK_S).values() for run in runs)
     of_runs = [
-        [
-            firsts_s([r for r in block if name in (None, r.request_class)], run.targets)
-            for block in of_run
-        ]
-        for run, of_run in zip(runs, by_run, strict=True)
+        [firsts_s(block, run.targets) for block in blocks(_of(run, name), BLOCK_S).values()]
+        for run in runs
     ]
     return block_quantile(of_runs, 0.95)
 
