@@ -110,7 +110,7 @@ class Study(ABC):
             for policy in policies
         }
         scores = await self._scores("pick-slots", by_slots)
-        best = _best(by_slots, scores)
+        best = best_arms(by_slots, scores)
         # The widest budget at these slots was just played, on the same trace.
         narrower = {
             policy: [
@@ -121,16 +121,16 @@ class Study(ABC):
         }
         scores |= await self._scores("pick-budget", narrower)
         candidates = {policy: [best[policy], *narrower[policy]] for policy in policies}
-        return list(_best(candidates, scores).values())
+        return list(best_arms(candidates, scores).values())
 
-    async def _scores(self, name: str, arms: dict[str, list[Arm]]) -> dict[str, _Score]:
+    async def _scores(self, name: str, arms: dict[str, list[Arm]]) -> dict[str, Score]:
         c = self.config
         every = [arm for of_policy in arms.values() for arm in of_policy]
         if not every:
             return {}
         what = self.experiment(name, c.pick_load, c.pick_duration_s, (c.pick_seed,), every)
         await self.play(what)
-        return {row.arm: _score(row) for row in rows(self.runs[name]) if row.request_class == ALL}
+        return {row.arm: score(row) for row in rows(self.runs[name]) if row.request_class == ALL}
 
     def experiment(
         self,
@@ -192,14 +192,16 @@ def slots_arm(policy: str, slots: int, more: Mapping[str, Any] | None = None) ->
     return Arm("-".join([policy, *words]), {"scheduler": policy, "slots": slots, **more})
 
 
-_Score = tuple[float, float]
+Score = tuple[float, float]
 
 
-def _score(row: Row) -> _Score:
+def score(row: Row) -> Score:
+    """What the best arm has most of."""
     return row.both or 0.0, row.attainment or 0.0
 
 
-def _best(arms: dict[str, list[Arm]], scores: dict[str, _Score]) -> dict[str, Arm]:
+def best_arms(arms: dict[str, list[Arm]], scores: dict[str, Score]) -> dict[str, Arm]:
+    """The arm of each policy with the highest score, the first of equals."""
     return {
         policy: max(of_policy, key=lambda arm: scores.get(arm.name, (0.0, 0.0)))
         for policy, of_policy in arms.items()
