@@ -39,14 +39,15 @@ def test_the_advice_on_slots(rows: list[Row], words: str) -> None:
 
 def test_a_table_fits_eighty_columns() -> None:
     out = StringIO()
+    long = replace(ROW, arm="horizon-no-rotation-32s-4096t", requests=12_000)
     text = replace(ROW, request_class="t2t", slo_ms=6_000.0, tbt_ms=61.3)
-    Console(file=out, width=80).print(table([ROW, text, HORIZON], "title"))
+    Console(file=out, width=80).print(table([ROW, text, HORIZON, long], "title"))
     lines = out.getvalue().splitlines()
     assert any("0.50 (0.40-0.60)" in line and "horizon" in line for line in lines)
     assert any("0.08 (0.04-0.15)" in line and "0.07" in line for line in lines)
     figures = ("6.00", "1.00/12.0", "11.0-13.5", "61", "40/80", "95")
     assert any(all(figure in line for figure in figures) for line in lines)
-    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
+    assert any(line.endswith("0/0") for line in map(str.rstrip, lines))
     assert "measured on CPU engine" in out.getvalue()
 
 

@@ -107,15 +107,17 @@ def block_quantile(
     None without a value.
     """
     rng = np.random.default_rng(seed)
+    arrays = [[np.array(block, float) for block in blocks] for blocks in runs if blocks]
     found = []
-    for _ in range(draws):
-        drawn = [
-            value
-            for blocks in runs
-            for index in rng.integers(len(blocks), size=len(blocks))
-            for value in blocks[index]
-        ]
-        if drawn:
+    for _ in range(draws if arrays else 0):
+        drawn = np.concatenate(
+            [
+                blocks[index]
+                for blocks in arrays
+                for index in rng.integers(len(blocks), size=len(blocks))
+            ]
+        )
+        if drawn.size:
             found.append(float(np.quantile(drawn, q)))
     if not found:
         return None

@@ -92,12 +92,12 @@ class LendingStudy(Study):
     def ratios(self, name: str) -> list[Ratio]:
         """`horizon` over the best of the others; in the ablation, over itself with a rule off."""
         runs = self.runs[name]
+        others = [row for row in rows(runs) if row.request_class == ALL and row.arm != HORIZON]
         found = []
         for promise in PROMISES:
             kept = {
                 row.arm: (row.attainment if promise is Promise.FIRST else row.both) or 0.0
-                for row in rows(runs)
-                if row.request_class == ALL and row.arm != HORIZON
+                for row in others
             }
             overs = list(kept) if name == ABLATION else sorted(kept, key=lambda a: -kept[a])[:1]
             found += [ratios(runs, HORIZON, over, promise) for over in overs]

@@ -28,7 +28,7 @@ def _promises(rows: Sequence[Row], title: str) -> Table:
     result.add_column("policy", overflow="fold", min_width=9)
     result.add_column("class", no_wrap=True)
     names = ("n", "first response\n(95%)", "both promises\n(95%)", "read at\nonce")
-    for name in (*names, "of com-\npleted", "fail/\nout"):
+    for name in (*names, "fail/\nout"):
         result.add_column(name, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         whole = row.request_class == ALL
@@ -38,8 +38,7 @@ def _promises(rows: Sequence[Row], title: str) -> Table:
             str(row.requests),
             _share(row.attainment, row.attainment_low, row.attainment_high),
             _share(row.both, row.both_low, row.both_high),
-            _number(row.at_once, 2),
-            _number(row.completed_attainment, 2),
+            "-" if row.at_once is None else f"{row.at_once:.2f}",
             f"{row.failed + row.timed_out}/{row.undecided}",
             end_section=index + 1 == len(rows) or rows[index + 1].arm != row.arm,
             style="bold" if whole else None,
@@ -60,10 +59,9 @@ def _times(rows: Sequence[Row]) -> Table:
     names = ("SLO\ns", "first re-\nsponse s", "p95's\n95%", "TBT\nms", "TPOT\nms", "gap\np95 ms")
     for name in names:
         result.add_column(name, justify="right", no_wrap=True)
+    of_classes = [row for row in rows if row.request_class != ALL]
     named = ""
-    for row in rows:
-        if row.request_class == ALL:
-            continue
+    for index, row in enumerate(of_classes):
         result.add_row(
             "" if row.arm == named else row.arm,
             row.request_class,
@@ -73,6 +71,7 @@ def _times(rows: Sequence[Row]) -> Table:
             _figure(row.tbt_ms),
             _pair(row.tpot_p50_ms, row.tpot_p95_ms),
             _figure(row.gap_p95_ms),
+            end_section=index + 1 == len(of_classes) or of_classes[index + 1].arm != row.arm,
         )
         named = row.arm
     return result
@@ -93,10 +92,6 @@ def _short(value: float) -> str:
 
 def _share(share: float | None, low: float, high: float) -> str:
     return "-" if share is None else f"{share:.2f} ({low:.2f}-{high:.2f})"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def ratio_line(one: Ratio) -> str:
