@@ -13,7 +13,7 @@ from pathlib import Path
 
 from horizonserve.bench.calibrate import QUICK
 from horizonserve.bench.report import run_study
-from horizonserve.bench.study import StudyConfig
+from horizonserve.bench.slots_study import SlotsConfig, SlotsStudy
 from horizonserve.workload import Mix
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--time-limit-s", type=float, default=5_400.0)
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
     a = parser.parse_args()
-    config = StudyConfig(
+    config = SlotsConfig(
         mix=Mix.of_audio_share(a.audio_share),
         seeds=tuple(a.seeds),
         parts=tuple(a.parts),
@@ -49,7 +49,7 @@ def main() -> None:
             drain_limit_s=10.0,
             effort=QUICK,
         )
-    run_study(config, a.model, a.deploy, a.out, port=a.port)
+    run_study(SlotsStudy, config, a.model, a.deploy, a.out, port=a.port)
 
 
 if __name__ == "__main__":

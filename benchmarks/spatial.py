@@ -69,7 +69,7 @@ async def measure(server: Server, store: Store, display: Display, a: argparse.Na
                     store,
                     experiment,
                     base,
-                    calibration.slo_ms,
+                    calibration.targets,
                     display,
                     before_run=in_time,
                     during_run=traced,

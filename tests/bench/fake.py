@@ -14,8 +14,41 @@ from aiohttp import web
 from horizonserve.bench.client import open_session
 from horizonserve.bench.live import Live
 from horizonserve.bench.server import HOST, Server, free_port
+from horizonserve.bench.summary import ALL, Row
 from horizonserve.config import Settings
 from horizonserve.instance import Record
+
+#: Figures of an arm, for what reads them.
+ROW = Row(
+    experiment="demo",
+    rate_rps=1.5,
+    arm="default",
+    request_class=ALL,
+    runs=1,
+    requests=100,
+    attainment=0.1,
+    attainment_low=0.05,
+    attainment_high=0.2,
+    both=0.08,
+    both_low=0.04,
+    both_high=0.15,
+    at_once=0.07,
+    at_once_low=0.03,
+    at_once_high=0.14,
+    completed_attainment=0.2,
+    failed=0,
+    timed_out=0,
+    undecided=0,
+    first_p50_s=1.0,
+    first_p95_s=12.0,
+    first_p95_low_s=11.0,
+    first_p95_high_s=13.5,
+    tpot_p50_ms=40.0,
+    tpot_p95_ms=80.0,
+    gap_p95_ms=95.0,
+    slo_ms=None,
+    tbt_ms=None,
+)
 
 
 class OwnServer(Server):
@@ -37,6 +70,7 @@ class Fake:
         self.answers_under: list[str] = []
         self.in_flight = 0
         self.takes_s = 0.01
+        self.gap_s = 0.005
         self.obeys = True
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -50,9 +84,11 @@ class Fake:
             response = web.StreamResponse()
             await response.prepare(request)
             modality = content["modalities"][0]
-            for finish in (None, "stop"):
+            for tokens, finish in ((1, None), (2, "stop")):
+                await asyncio.sleep(self.gap_s * (tokens - 1))
                 choice = {"delta": {"content": "x"}, "finish_reason": finish}
-                data = json.dumps({"choices": [choice], "modality": modality})
+                usage = {"completion_tokens": tokens if modality == "text" else 0}
+                data = json.dumps({"choices": [choice], "modality": modality, "usage": usage})
                 await response.write(f"data: {data}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
             return response

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,17 @@ IMAGE = Item(0.0, RequestClass.T2I, 5, 3, 1)
 Script = Callable[[web.StreamResponse], Awaitable[None]]
 
 
-def chunk(content: str | None, modality: str = "text", finish: str | None = None) -> bytes:
+def chunk(
+    content: str | None,
+    modality: str = "text",
+    finish: str | None = None,
+    so_far: int | None = None,
+) -> bytes:
     choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
-    return b"data: " + json.dumps({"choices": [choice], "modality": modality}).encode() + b"\n\n"
+    plain: dict[str, Any] = {"choices": [choice], "modality": modality}
+    if so_far is not None:
+        plain["usage"] = {"completion_tokens": so_far}
+    return b"data: " + json.dumps(plain).encode() + b"\n\n"
 
 
 USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 5}}\n\n'
@@ -91,6 +100,40 @@ def test_text() -> None:
     assert one.tpot_s == pytest.approx(0.05, abs=0.03)
 
 
+def test_every_token_has_the_time_of_its_chunk() -> None:
+    one = run(
+        writes(
+            chunk("", so_far=0),
+            chunk("a", so_far=1),
+            chunk("bc", so_far=3),
+            # A token whose text is not complete yet, then one that completes it.
+            chunk("", so_far=4),
+            chunk("d", finish="length", so_far=5),
+            USAGE,
+            DONE,
+            pause_s=0.1,
+        ),
+        late_s=1.0,
+    )
+    assert one.status is Status.OK and one.tokens == len(one.token_s) == 5
+    assert one.first_s == one.token_s[0] > 1.0
+    gaps_s = [later - at_s for at_s, later in pairwise(one.token_s)]
+    assert gaps_s == pytest.approx([0.1, 0.0, 0.1, 0.1], abs=0.06)
+    assert one.token_s[1] == one.token_s[2]
+    assert one.tpot_s == pytest.approx(sum(gaps_s) / 4)
+
+
+def test_a_cut_answer_keeps_the_times_of_its_tokens() -> None:
+    parts = (chunk("a", so_far=1), chunk("bc", so_far=3))
+    one = run(writes(*parts, pause_s=0.05), limit_s=5.0)
+    assert one.status is Status.FAILED and len(one.token_s) == 3
+
+
+def test_a_server_that_counts_nothing_sends_a_token_a_chunk() -> None:
+    one = run(writes(chunk(""), chunk("a"), chunk("b", finish="stop"), DONE))
+    assert len(one.token_s) == one.tokens == 2
+
+
 def test_latency_counts_from_the_schedule() -> None:
     one = run(writes(chunk("a", finish="stop"), DONE), late_s=2.0)
     assert one.first_s is not None and one.first_s > 2.0 and one.late_s >= 2.0
@@ -99,7 +142,7 @@ def test_latency_counts_from_the_schedule() -> None:
 def test_audio_is_answered_by_audio_only() -> None:
     parts = (chunk("a"), chunk("UklGRg", "audio"), chunk("UklG", "audio", "stop"), DONE)
     one = run(writes(*parts, pause_s=0.1), AUDIO)
-    assert one.status is Status.OK and one.tpot_s is None
+    assert one.status is Status.OK and one.tpot_s is None and one.token_s == ()
     assert one.first_s is not None and 0.09 < one.first_s < 0.19
     text_only = run(writes(chunk("a", finish="stop"), DONE), AUDIO)
     assert text_only.status is Status.FAILED and "without audio" in text_only.error

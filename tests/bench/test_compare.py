@@ -14,6 +14,7 @@ from horizonserve.bench import compare, saturation, solo
 from horizonserve.bench import live as live_module
 from horizonserve.bench.compare import Arm, Experiment, Watch
 from horizonserve.bench.live import LiveError
+from horizonserve.bench.metrics import Promise, Targets
 from horizonserve.bench.play import Bounds
 from horizonserve.bench.result import Result
 from horizonserve.bench.store import Run, Store, StoreError
@@ -22,7 +23,7 @@ from horizonserve.config import Settings
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Mix
 
-SLO_MS = {RequestClass.T2T: 1_000.0, RequestClass.T2A: 10_000.0}
+TARGETS = Targets({RequestClass.T2T: 1.0, RequestClass.T2A: 10.0}, tbt_s=0.5)
 ARMS = (Arm("default"), Arm("edf", {"scheduler": "edf"}), Arm("horizon", {"scheduler": "horizon"}))
 
 
@@ -42,7 +43,7 @@ def experiment(**changes: Any) -> Experiment:
 def run(fake: Fake, store: Store, what: Experiment) -> list[Run]:
     async def main() -> list[Run]:
         async with live(fake) as it:
-            return await compare.compare(it, store, what, Settings(slots=4), SLO_MS, Watch())
+            return await compare.compare(it, store, what, Settings(slots=4), TARGETS, Watch())
 
     return asyncio.run(asyncio.wait_for(main(), 60.0))
 
@@ -87,7 +88,7 @@ def test_an_interrupted_run_is_not_complete(fake: Fake, tmp_path: Path) -> None:
         async with live(fake) as it:
             what = experiment(duration_s=30.0)
             task = asyncio.create_task(
-                compare.compare(it, Store(tmp_path), what, Settings(slots=4), SLO_MS, Watch())
+                compare.compare(it, Store(tmp_path), what, Settings(slots=4), TARGETS, Watch())
             )
             part = tmp_path / "test/default-seed1.part"
             async with asyncio.timeout(20.0):
@@ -175,7 +176,28 @@ def test_saturation_of_a_server_that_serves_eight_in_a_tenth_of_a_second(fake: F
     assert saturation.Saturation.from_json(one.to_json()) == one
 
 
-def a_run(arm: str, seed: int, firsts_s: list[float]) -> Run:
+def test_the_runs_of_one_seed_only(fake: Fake, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with live(fake) as it:
+            for seed in (2, 1):
+                await compare.compare(
+                    it,
+                    Store(tmp_path),
+                    experiment(),
+                    Settings(slots=4),
+                    TARGETS,
+                    Watch(),
+                    only_seed=seed,
+                )
+                order.append(sorted(path.stem for path in tmp_path.glob("test/*.jsonl")))
+
+    order: list[list[str]] = []
+    asyncio.run(asyncio.wait_for(main(), 60.0))
+    assert order[0] == ["default-seed2", "edf-seed2", "horizon-seed2"]
+    assert len(order[1]) == 6
+
+
+def a_run(arm: str, seed: int, firsts_s: list[float], gap_s: float = 0.1) -> Run:
     results = [
         Result.from_json(
             {
@@ -185,11 +207,13 @@ def a_run(arm: str, seed: int, firsts_s: list[float]) -> Run:
                 "status": "ok",
                 "first_s": first_s,
                 "end_s": first_s + 1,
+                "token_s": [first_s, first_s + gap_s] if index % 2 else [],
             }
         )
         for index, first_s in enumerate(firsts_s)
     ]
-    head = experiment().head(seed, Arm(arm), dict.fromkeys(SLO_MS, 1_000.0))
+    targets = Targets(dict.fromkeys(TARGETS.slo_s, 1.0), tbt_s=0.5)
+    head = experiment().head(seed, Arm(arm), targets)
     return Run(head, results, {})
 
 
@@ -214,5 +238,24 @@ def test_rows_and_ratios() -> None:
     one = ratios(runs, "edf", "default")
     assert one is not None and one.ratio == pytest.approx(2.0) and one.low <= 2.0 <= one.high
     assert ratios(runs, "edf", "horizon") is None
+    both = ratios(runs, "edf", "default", Promise.BOTH)
+    assert both is not None and both.ratio == one.ratio and both.promise is Promise.BOTH
     assert to_csv(table).count("\n") == 7
     assert len(json.loads(to_json(table, [one], {"kind": "test"}))["rows"]) == 6
+
+
+def test_rows_count_both_promises_of_text() -> None:
+    # Text answers at 0.5 s with the next token 1 s later: first response kept, the token not, and
+    # with 0.9 s only for one who reads from the target on (due at 1 + 0.5 s).
+    late = rows([a_run("a", 1, [0.5] * 4, gap_s=1.1)])
+    early = rows([a_run("a", 1, [0.5] * 4, gap_s=0.9)])
+    assert [(row.attainment, row.both, row.at_once) for row in late] == [
+        (1.0, 0.5, 0.5),
+        (1.0, 0.0, 0.0),
+        (1.0, 1.0, 1.0),
+    ]
+    assert [(row.both, row.at_once) for row in early] == [(1.0, 0.5), (1.0, 0.0), (1.0, 1.0)]
+    assert late[1].gap_p95_ms == pytest.approx(1_100.0) and late[2].gap_p95_ms is None
+    assert [row.tbt_ms for row in late] == [None, 500.0, None]
+    # Every block has the same first response, so has every draw of them.
+    assert late[2].first_p95_low_s == late[2].first_p95_high_s == 0.5

@@ -6,35 +6,17 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from fake import ROW
 from rich.console import Console
 
 from horizonserve.bench.boot import BOOT_GUESS_S
 from horizonserve.bench.demo import MORE, more_slots_advice
 from horizonserve.bench.display import Display
-from horizonserve.bench.study import StudyConfig, guess_s
-from horizonserve.bench.summary import ALL, Ratio, Row
+from horizonserve.bench.metrics import Promise
+from horizonserve.bench.slots_study import SlotsConfig
+from horizonserve.bench.summary import Ratio, Row
 from horizonserve.bench.table import ratio_line, table
 
-ROW = Row(
-    experiment="demo",
-    rate_rps=1.5,
-    arm="default",
-    request_class=ALL,
-    runs=1,
-    requests=100,
-    attainment=0.1,
-    attainment_low=0.05,
-    attainment_high=0.2,
-    completed_attainment=0.2,
-    failed=0,
-    timed_out=0,
-    undecided=0,
-    first_p50_s=1.0,
-    first_p95_s=12.0,
-    tpot_p50_ms=40.0,
-    tpot_p95_ms=80.0,
-    slo_ms=None,
-)
 HORIZON = replace(ROW, arm="horizon", attainment=0.5, attainment_low=0.4, attainment_high=0.6)
 
 
@@ -57,17 +39,24 @@ def test_the_advice_on_slots(rows: list[Row], words: str) -> None:
 
 def test_a_table_fits_eighty_columns() -> None:
     out = StringIO()
-    text = replace(ROW, request_class="t2t", slo_ms=6_000.0)
-    Console(file=out, width=80).print(table([ROW, text, HORIZON], "title"))
+    long = replace(ROW, arm="horizon-no-rotation-32s-4096t", requests=12_000)
+    text = replace(ROW, request_class="t2t", slo_ms=6_000.0, tbt_ms=61.3)
+    Console(file=out, width=80).print(table([ROW, text, HORIZON, long], "title"))
     lines = out.getvalue().splitlines()
     assert any("0.50 (0.40-0.60)" in line and "horizon" in line for line in lines)
-    assert any("1.00/12.0" in line and "6.0" in line for line in lines)
+    assert any("0.08 (0.04-0.15)" in line and "0.07" in line for line in lines)
+    figures = ("6.00", "1.00/12.0", "11.0-13.5", "61", "40/80", "95")
+    assert any(all(figure in line for figure in figures) for line in lines)
+    assert any(line.endswith("0/0") for line in map(str.rstrip, lines))
     assert "measured on CPU engine" in out.getvalue()
 
 
 def test_ratios_in_words() -> None:
-    one = Ratio("demo", 1.5, "horizon", "default", 4.9, 3.0, float("inf"))
-    assert ratio_line(one) == ("horizon : default = 4.90x (95% 3.00x to infinite, same traces)")
+    one = Ratio(Promise.FIRST, "demo", 1.5, "horizon", "default", 4.9, 3.0, float("inf"))
+    assert ratio_line(one) == (
+        "first response: horizon : default = 4.90x (95% 3.00x to infinite, same traces)"
+    )
+    assert ratio_line(replace(one, promise=Promise.BOTH)).startswith("both promises: ")
     assert "undefined" in ratio_line(replace(one, ratio=float("nan")))
 
 
@@ -82,4 +71,4 @@ def test_the_display_names_its_steps_where_there_is_no_terminal() -> None:
 
 
 def test_the_study_fits_its_time_limit() -> None:
-    assert guess_s(StudyConfig()) + BOOT_GUESS_S < StudyConfig().time_limit_s
+    assert SlotsConfig().guess_s + BOOT_GUESS_S < SlotsConfig().time_limit_s

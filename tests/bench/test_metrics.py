@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
-from horizonserve.bench.intervals import paired_ratio, t_interval, wilson
-from horizonserve.bench.metrics import Attainment, attainment, by_block, met, quantile, report
+from horizonserve.bench.intervals import block_quantile, paired_ratio, t_interval, wilson
+from horizonserve.bench.metrics import (
+    Attainment,
+    Promise,
+    Targets,
+    attainment,
+    by_block,
+    met,
+    quantile,
+    report,
+)
 from horizonserve.bench.result import Result, Status
 from horizonserve.slo import RequestClass
 
 T2T, T2A = RequestClass.T2T, RequestClass.T2A
 SLO_S = {T2T: 1.0, T2A: 10.0}
+TARGETS = Targets(SLO_S, tbt_s=0.25)
 
 
 def result(
@@ -22,8 +33,9 @@ def result(
     request_class: RequestClass = T2T,
     at_s: float = 0.0,
     tpot_s: float | None = None,
+    token_s: tuple[float, ...] = (),
 ) -> Result:
-    return Result(0, request_class, at_s, status, first_s, end_s, tpot_s=tpot_s)
+    return Result(0, request_class, at_s, status, first_s, end_s, tpot_s=tpot_s, token_s=token_s)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +57,74 @@ def test_met(one: Result, expected: bool | None) -> None:
     assert met(one, 1.0) is expected
 
 
+def streamed(*token_s: float, status: Status = Status.OK, end_s: float | None = None) -> Result:
+    return result(status, token_s[0], token_s[-1] if end_s is None else end_s, token_s=token_s)
+
+
+# First response within 1 s, then a token every 0.25 s; all numbers are exact in binary.
+@pytest.mark.parametrize(
+    ("one", "both", "at_once"),
+    [
+        # A token each 0.25 s from the first on.
+        (streamed(0.5, 0.75, 1.0, 1.25), True, True),
+        # Releases 1, 1.25, 1.5: a pause of 1 s is hidden by the early start, not at once.
+        (streamed(0.5, 0.5, 1.5), True, False),
+        (streamed(0.5, 0.5, 1.5625), False, False),
+        # At once 0.5, 0.75, 1: three tokens in one chunk may be used up.
+        (streamed(0.5, 0.5, 0.5, 1.25), True, True),
+        (streamed(0.5, 0.5, 0.5, 1.2578125), True, False),
+        # A first token at its target leaves no advance.
+        (streamed(1.0, 1.25, 1.5), True, True),
+        (streamed(1.0, 1.2578125, 1.5), False, False),
+        # Late for the second token once is late, whatever follows.
+        (streamed(1.0, 1.5, 1.5, 1.5), False, False),
+        # The first response late: the tokens do not help.
+        (streamed(1.25, 1.5), False, False),
+        # Cut off while the next token is not due yet (1.25 + 0.25), and after that.
+        (streamed(1.0, 1.25, status=Status.CUT, end_s=1.5), True, True),
+        (streamed(1.0, 1.25, status=Status.CUT, end_s=1.5078125), False, False),
+        # In advance: due at 1.5, and at once at 1.
+        (streamed(0.5, 0.5, status=Status.CUT, end_s=1.25), True, False),
+        (streamed(0.5, status=Status.TIMEOUT, end_s=0.5), False, False),
+        (streamed(0.5, 0.75, status=Status.FAILED), False, False),
+        (result(Status.CUT, None, 0.5), None, None),
+        (result(Status.CUT, None, 1.5), False, False),
+        # Audio has no promise between tokens.
+        (result(first_s=9.0, request_class=T2A, end_s=50.0), True, True),
+        (result(Status.CUT, first_s=9.0, request_class=T2A, end_s=50.0), True, True),
+    ],
+)
+def test_both_promises(one: Result, both: bool | None, at_once: bool | None) -> None:
+    assert TARGETS.kept(one, Promise.BOTH) is both
+    assert TARGETS.kept(one, Promise.AT_ONCE) is at_once
+    assert TARGETS.kept(one, Promise.FIRST) is met(one, SLO_S[one.request_class])
+    # Nothing promised between tokens: the first response is all.
+    assert Targets(SLO_S).kept(one, Promise.BOTH) is met(one, SLO_S[one.request_class])
+
+
+def test_report_of_both_promises_and_gaps() -> None:
+    results = [
+        streamed(0.5, 0.5, 1.5),
+        streamed(1.0, 1.5, 1.5),
+        streamed(0.5, 0.75),
+        result(Status.CUT, None, 0.1),
+    ]
+    one = report(results, TARGETS)[T2T]
+    assert (one.attainment, one.both) == (Attainment(3, 3), Attainment(2, 3))
+    assert one.at_once == Attainment(1, 3)
+    # 0, 0, 0.25, 0.5, 1: the 95% rank is 3.8.
+    assert one.gap_p95_s == pytest.approx(0.5 + 0.8 * 0.5)
+    assert by_block(results, TARGETS, 10.0, Promise.BOTH) == {0: Attainment(2, 3)}
+
+
+def test_block_quantile_draws_blocks_within_each_run() -> None:
+    # Two blocks of equal values: the median is 1 or 3, or 2 where both were drawn.
+    assert block_quantile([[[1.0, 1.0], [3.0, 3.0]]], 0.5) == (1.0, 3.0)
+    # A run of one block is drawn as it is, every time.
+    assert block_quantile([[[1.0, 2.0, 3.0]], [[4.0, 5.0]]], 0.5) == (3.0, 3.0)
+    assert block_quantile([[[]], []], 0.5) is None
+
+
 def test_attainment_counts_failures_and_leaves_out_the_undecided() -> None:
     results = [
         result(),
@@ -53,8 +133,8 @@ def test_attainment_counts_failures_and_leaves_out_the_undecided() -> None:
         result(Status.CUT, None, 0.2),
         result(first_s=9.0, end_s=9.0, request_class=T2A),
     ]
-    assert attainment(results, SLO_S) == Attainment(2, 4)
-    by_class = report(results, SLO_S)
+    assert attainment(results, TARGETS) == Attainment(2, 4)
+    by_class = report(results, TARGETS)
     assert list(by_class) == [T2T, T2A, None]
     assert by_class[T2T].attainment == Attainment(1, 3)
     # Completed only: the failure is not seen.
@@ -65,13 +145,13 @@ def test_attainment_counts_failures_and_leaves_out_the_undecided() -> None:
 
 def test_first_response_quantiles_count_the_age_of_what_never_came() -> None:
     results = [result(first_s=0.5), result(Status.CUT, None, 4.5), result(Status.CUT, None, 0.1)]
-    assert report(results, SLO_S)[T2T].first_p50_s == pytest.approx(2.5)
+    assert report(results, TARGETS)[T2T].first_p50_s == pytest.approx(2.5)
     assert quantile([], 0.5) is None
 
 
 def test_tpot_is_of_those_that_have_one() -> None:
     results = [result(tpot_s=0.03), result(tpot_s=0.05), result()]
-    assert report(results, SLO_S)[None].tpot_p50_s == pytest.approx(0.04)
+    assert report(results, TARGETS)[None].tpot_p50_s == pytest.approx(0.04)
 
 
 def test_wilson_against_published_values() -> None:
@@ -113,9 +193,16 @@ def test_paired_ratio_with_nothing_kept() -> None:
 
 def test_by_block() -> None:
     results = [result(at_s=0.0), result(at_s=9.9, first_s=5.0), result(at_s=10.0)]
-    assert by_block(results, SLO_S, 10.0) == {0: Attainment(1, 2), 1: Attainment(1, 1)}
+    assert by_block(results, TARGETS, 10.0) == {0: Attainment(1, 2), 1: Attainment(1, 1)}
 
 
 def test_a_result_survives_its_json() -> None:
-    one = result(tpot_s=0.03)
-    assert Result.from_json(one.to_json()) == one
+    one = result(tpot_s=0.03, token_s=(0.5, 0.5, 0.531))
+    assert Result.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert streamed(0.12345678).to_json()["token_s"] == [0.123]
+
+
+def test_a_result_from_before_the_tokens_had_times_has_none() -> None:
+    plain = result().to_json()
+    del plain["token_s"]
+    assert Result.from_json(plain).token_s == ()

@@ -12,6 +12,7 @@ from typing import Any, Final
 from horizonserve.bench import saturation, solo
 from horizonserve.bench.compare import Watch
 from horizonserve.bench.live import Live, slo_changes
+from horizonserve.bench.metrics import Targets
 from horizonserve.bench.saturation import Saturation
 from horizonserve.bench.solo import Solo
 from horizonserve.bench.store import Store
@@ -20,6 +21,7 @@ from horizonserve.slo import Output, RequestClass
 from horizonserve.workload import Mix
 
 SLO_MULTIPLE: Final = 5.0
+TBT_MULTIPLE: Final = 1.5
 NOTE: Final = "calibration"
 
 
@@ -55,6 +57,23 @@ class Calibration:
         """Targets: 5 x solo p95."""
         return {name: round(one.slo_ms(SLO_MULTIPLE), 1) for name, one in self.solos.items()}
 
+    @property
+    def tbt_ms(self) -> float | None:
+        """Target between the tokens of text: 1.5 x solo TPOT p50 of t2t; None without any."""
+        text = self.solos.get(RequestClass.T2T)
+        if text is None or text.tpot_p50_s is None:
+            return None
+        return round(TBT_MULTIPLE * text.tpot_p50_s * 1_000, 1)
+
+    @property
+    def targets(self) -> Targets:
+        """All that is promised."""
+        tbt_ms = self.tbt_ms
+        return Targets(
+            {name: ms / 1_000 for name, ms in self.slo_ms.items()},
+            None if tbt_ms is None else tbt_ms / 1_000,
+        )
+
     def drain_s(self, limit_s: float) -> float:
         """How long a run must go on after its last arrival so that every request is decided.
 
@@ -68,9 +87,10 @@ class Calibration:
             f"{name.value} {one.first_p50_s:.2f}/{one.first_p95_s:.2f} s"
             for name, one in self.solos.items()
         )
+        tbt = f", {self.tbt_ms:g} ms between tokens" if self.tbt_ms else ""
         return (
-            f"First response alone, p50/p95: {alone}. Targets: {SLO_MULTIPLE:g}x p95. Saturation"
-            f" of default at {self.slots} slots: {self.saturation.rate_rps:.2f}"
+            f"First response alone, p50/p95: {alone}. Targets: {SLO_MULTIPLE:g}x p95{tbt}."
+            f" Saturation of default at {self.slots} slots: {self.saturation.rate_rps:.2f}"
             f" +- {self.saturation.standard_error_rps:.2f} requests/s."
         )
 
@@ -109,7 +129,7 @@ async def calibrate(
     else:
         calibration = await _measure(live, mix, watch, stock, slots, effort)
         store.note(NOTE, calibration.to_json())
-    base = stock.changed(slo_changes(calibration.slo_ms))
+    base = stock.changed({**slo_changes(calibration.slo_ms), "tbt_text_ms": calibration.tbt_ms})
     await live.idle()
     await live.switch(base)
     return calibration, base

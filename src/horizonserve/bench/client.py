@@ -48,7 +48,8 @@ def body(item: Item) -> dict[str, Any]:
         "modalities": [item.request_class.output.value],
         "max_tokens": item.output_tokens,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        # Each chunk then says how many tokens there are so far: one may carry several.
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
 
 
@@ -74,8 +75,8 @@ class _Answer:
 
     output: Output
     first_at_s: float | None = None
-    last_token_at_s: float | None = None
-    text_chunks: int = 0
+    #: One entry per token of text.
+    token_at_s: list[float] = field(default_factory=list)
     counted_tokens: int | None = None
     finished: bool = False
     #: An image is a first response only when it is complete.
@@ -84,20 +85,22 @@ class _Answer:
     def take(self, chunk: dict[str, Any], now_s: float) -> None:
         if error := chunk.get("error"):
             raise BadAnswerError(f"error in the stream: {_message(error)}")
-        if usage := chunk.get("usage"):
-            # Audio chunks carry a count of 0, which says nothing.
-            self.counted_tokens = int(usage.get("completion_tokens") or 0) or self.counted_tokens
+        # Audio chunks carry a count of 0, which says nothing.
+        so_far = int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+        self.counted_tokens = so_far or self.counted_tokens
         modality = chunk.get("modality") or Output.TEXT.value
         for choice in chunk["choices"]:
             if choice.get("finish_reason") is not None:
                 self.finished = True
-            if (choice.get("delta") or {}).get("content"):
+            content = (choice.get("delta") or {}).get("content")
+            if modality == Output.TEXT:
+                # A token may have no text to show; without a count a chunk with text is one token.
+                new = so_far - len(self.token_at_s) if so_far else int(bool(content))
+                self.token_at_s += [now_s] * new
+            if content:
                 self._content(modality, now_s)
 
     def _content(self, modality: str, now_s: float) -> None:
-        if modality == Output.TEXT:
-            self.text_chunks += 1
-            self.last_token_at_s = now_s
         if modality != self.output:
             return
         if self.output is Output.IMAGE:
@@ -115,14 +118,13 @@ class _Answer:
             raise BadAnswerError("the stream ended in the middle of the answer")
 
     def tokens(self) -> int:
-        return self.counted_tokens or self.text_chunks
+        return self.counted_tokens or len(self.token_at_s)
 
     def tpot_s(self) -> float | None:
         tokens = self.tokens()
-        if self.output is not Output.TEXT or tokens < 2 or self.first_at_s is None:
+        if self.output is not Output.TEXT or tokens < 2 or not self.token_at_s:
             return None
-        assert self.last_token_at_s is not None
-        return (self.last_token_at_s - self.first_at_s) / (tokens - 1)
+        return (self.token_at_s[-1] - self.token_at_s[0]) / (tokens - 1)
 
 
 def _message(error: Any) -> str:
@@ -197,6 +199,7 @@ async def send(
     except (aiohttp.ClientError, OSError) as raised:
         status, error = Status.FAILED, f"{type(raised).__name__}: {raised}"
     first_s = None if answer.first_at_s is None else answer.first_at_s - scheduled_s
+    is_text = item.request_class.output is Output.TEXT
     return Result(
         index=index,
         request_class=item.request_class,
@@ -208,6 +211,7 @@ async def send(
         tpot_s=answer.tpot_s() if status is Status.OK else None,
         late_s=sent_s - scheduled_s,
         error=error[:300],
+        token_s=tuple(at_s - scheduled_s for at_s in answer.token_at_s) if is_text else (),
     )
 
 

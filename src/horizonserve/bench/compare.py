@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from horizonserve.bench.live import Live
 from horizonserve.bench.machine import Neighbours
+from horizonserve.bench.metrics import Targets
 from horizonserve.bench.play import Bounds, http_send, play
 from horizonserve.bench.result import Result
 from horizonserve.bench.store import Run, Store
 from horizonserve.config import Settings
-from horizonserve.slo import RequestClass
 from horizonserve.workload import Mix, make_trace
 
 #: How long a run drains, and the server then stays busy; for the display only.
@@ -59,7 +59,7 @@ class Experiment:
         """The name of a run in the store."""
         return f"{self.name}/{arm.name}-seed{seed}"
 
-    def head(self, seed: int, arm: Arm, slo_ms: Mapping[RequestClass, float]) -> dict[str, Any]:
+    def head(self, seed: int, arm: Arm, targets: Targets) -> dict[str, Any]:
         """What makes this run what it is; a stored run with another head is another run."""
         return {
             "experiment": self.name,
@@ -70,7 +70,8 @@ class Experiment:
             "duration_s": self.duration_s,
             "mix": self.mix.to_json(),
             "bounds": asdict(self.bounds),
-            "slo_ms": {name.value: round(ms, 1) for name, ms in slo_ms.items()},
+            "slo_ms": {name.value: round(s * 1_000, 1) for name, s in targets.slo_s.items()},
+            "tbt_ms": None if targets.tbt_s is None else round(targets.tbt_s * 1_000, 1),
         }
 
     @property
@@ -96,23 +97,27 @@ async def compare(
     store: Store,
     experiment: Experiment,
     base: Settings,
-    slo_ms: Mapping[RequestClass, float],
+    targets: Targets,
     watch: Watch,
     before_run: Callable[[Experiment], None] = lambda _experiment: None,
     during_run: Callable[[str], AbstractContextManager[object]] = lambda _name: nullcontext(),
+    only_seed: int | None = None,
 ) -> list[Run]:
     """Play what is not yet in the store; all the runs of the experiment.
 
     ``before_run`` may stop the experiment between two runs by raising; the context that
-    ``during_run`` makes of a run's name is around each run.
+    ``during_run`` makes of a run's name is around each run. With ``only_seed`` the runs of other
+    seeds are left for another call.
 
     Raises:
         StoreError: the store holds runs of a different experiment under these names.
         LiveError: the server does not switch or does not become idle.
     """
     for seed, arm in experiment.runs():
+        if only_seed not in (None, seed):
+            continue
         name = experiment.run_name(seed, arm)
-        head = experiment.head(seed, arm, slo_ms)
+        head = experiment.head(seed, arm, targets)
         if store.done(name, head):
             watch.skip(experiment.run_guess_s)
             continue
@@ -122,7 +127,7 @@ async def compare(
             await live.idle()
             await live.switch(base.changed(arm.changes))
             with during_run(name):
-                await run_once(live, store, experiment, name, head, slo_ms, say)
+                await run_once(live, store, experiment, name, head, targets, say)
     return stored_runs(store, experiment)
 
 
@@ -132,7 +137,7 @@ async def run_once(
     experiment: Experiment,
     name: str,
     head: Mapping[str, Any],
-    slo_ms: Mapping[RequestClass, float],
+    targets: Targets,
     say: Callable[[str], None],
 ) -> None:
     """Play one trace and store what came of it."""
@@ -140,7 +145,6 @@ async def run_once(
         experiment.mix, experiment.rate_rps, experiment.duration_s, int(head["seed"])
     )
     send_one = http_send(live.session, live.server, trace, experiment.bounds)
-    slo_s = {name: ms / 1_000 for name, ms in slo_ms.items()}
     neighbours = Neighbours(live.server.owns)
     end: dict[str, Any] = {}
     latest_s = 0.0
@@ -156,7 +160,7 @@ async def run_once(
         await play(
             trace,
             send_one,
-            slo_s,
+            targets.slo_s,
             bounds=experiment.bounds,
             on_result=on_result,
             progress=lambda sent, ended: say(f"{sent}/{len(trace.items)} sent, {ended} ended"),

@@ -113,12 +113,12 @@ async def _measure(
         bounds=Bounds(drain_s=drain_s),
     )
     display.expect(display.done_s + (len(ARMS) + 1) * experiment.run_guess_s)
-    runs = await compare(live, store, experiment, base, calibration.slo_ms, display)
+    runs = await compare(live, store, experiment, base, calibration.targets, display)
     more = Experiment(
         experiment.name, mix, experiment.rate_rps, duration_s, (SEED,), (MORE,), experiment.bounds
     )
     if until_s - time.monotonic() > more.run_guess_s:
-        runs += await compare(live, store, more, base, calibration.slo_ms, display)
+        runs += await compare(live, store, more, base, calibration.targets, display)
     return calibration, runs
 
 

@@ -6,6 +6,7 @@ paired ratio:  both policies played the same traces, which are cut into blocks o
     time; blocks are drawn with replacement within each trace, the same ones for both, and
     R = (sum met_a / sum n_a) / (sum met_b / sum n_b) is taken each time; the interval is its
     2.5% to 97.5% quantile. Blocks, because neighbours in a queue share their fate.
+quantile, pooled over runs: the same drawing of blocks within each run, the quantile each time
 """
 
 from __future__ import annotations
@@ -96,6 +97,32 @@ def paired_ratio(
     # Nearest ranks: interpolating between a number and infinity has no meaning.
     low, high = (ratios[round(q * (len(ratios) - 1))] for q in (0.025, 0.975))
     return point, (float(low), float(high))
+
+
+def block_quantile(
+    runs: Sequence[Sequence[Sequence[float]]], q: float, draws: int = 1_000, seed: int = 0
+) -> Interval | None:
+    """Interval of the quantile ``q`` of all values of all runs, each a list of blocks of values.
+
+    None without a value.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = [[np.array(block, float) for block in blocks] for blocks in runs if blocks]
+    found = []
+    for _ in range(draws if arrays else 0):
+        drawn = np.concatenate(
+            [
+                blocks[index]
+                for blocks in arrays
+                for index in rng.integers(len(blocks), size=len(blocks))
+            ]
+        )
+        if drawn.size:
+            found.append(float(np.quantile(drawn, q)))
+    if not found:
+        return None
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _pair(blocks: Blocks, name: int) -> tuple[int, int]:

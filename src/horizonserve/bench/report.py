@@ -14,14 +14,15 @@ from horizonserve.bench.display import Display
 from horizonserve.bench.live import Live
 from horizonserve.bench.server import Server
 from horizonserve.bench.store import Run, Store
-from horizonserve.bench.study import Study, StudyConfig, TimeIsUpError, guess_s
-from horizonserve.bench.summary import Ratio, ratios, rows, to_csv, to_json
+from horizonserve.bench.study import Study, StudyConfig, TimeIsUpError
+from horizonserve.bench.summary import Ratio, rows, to_csv, to_json
 from horizonserve.bench.table import KIND, ratio_line, table
 
 _STOP_S: Final = 30.0
 
 
 def run_study(
+    kind: type[Study],
     config: StudyConfig,
     model_dir: Path,
     deploy: Path,
@@ -41,10 +42,10 @@ def run_study(
     until_s = time.monotonic() + config.time_limit_s - _STOP_S
     store = Store(out)
     with (
-        Display(console, BOOT_GUESS_S + guess_s(config)) as display,
+        Display(console, BOOT_GUESS_S + config.guess_s) as display,
         booted(model_dir, deploy, out / "server.log", display, port=port) as server,
     ):
-        study, reason = asyncio.run(_run(config, server, store, display, until_s))
+        study, reason = asyncio.run(_run(kind, config, server, store, display, until_s))
     show(console, study)
     if reason:
         console.print(reason, style="bold yellow")
@@ -52,10 +53,15 @@ def run_study(
 
 
 async def _run(
-    config: StudyConfig, server: Server, store: Store, display: Display, until_s: float
+    kind: type[Study],
+    config: StudyConfig,
+    server: Server,
+    store: Store,
+    display: Display,
+    until_s: float,
 ) -> tuple[Study, str]:
     async with Live.open(server) as live:
-        study = Study(config, live, store, display, until_s)
+        study = kind(config, live, store, display, until_s)
         try:
             await study.run()
         except TimeIsUpError as error:
@@ -82,19 +88,10 @@ def show(console: Console, study: Study) -> None:
         )
         console.print(table(of_experiment, title))
         if not name.startswith("pick"):
-            for one in _ratios(runs):
+            for one in study.ratios(name):
                 against.append(one)
                 console.print(ratio_line(one), highlight=False)
     out = study.store.directory
     facts = {"kind": KIND, **study.calibration.to_json()}
     (out / "tables.csv").write_text(to_csv(every), encoding="utf-8")
     (out / "tables.json").write_text(to_json(every, against, facts), encoding="utf-8")
-
-
-def _ratios(runs: list[Run]) -> list[Ratio]:
-    """The first `horizon` arm over the first arm of each other policy."""
-    arms = list(dict.fromkeys(run.head["arm"] for run in runs))
-    of = next((arm for arm in arms if arm.startswith("horizon")), None)
-    overs = [next((a for a in arms if a.startswith(p)), None) for p in ("default", "edf")]
-    found = [ratios(runs, of, over) for over in overs if of and over]
-    return [one for one in found if one]

@@ -43,14 +43,16 @@ class Result:
     #: How much later than scheduled the client sent it.
     late_s: float = 0.0
     error: str = ""
+    #: When each token of a text answer arrived; tokens that came together have the same time.
+    token_s: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, times rounded to 10 us."""
-        plain = asdict(self)
-        return {
+        """Plain data, times rounded to 10 us, those of the tokens to 1 ms."""
+        plain = {
             name: round(value, 5) if isinstance(value, float) else value
-            for name, value in plain.items()
+            for name, value in asdict(self).items()
         }
+        return {**plain, "token_s": [round(at_s, 3) for at_s in self.token_s]}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Result:
@@ -58,5 +60,6 @@ class Result:
         typed = {
             "request_class": RequestClass(plain["request_class"]),
             "status": Status(plain["status"]),
+            "token_s": tuple(plain.get("token_s", ())),
         }
         return cls(**{**plain, **typed})

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from horizonserve.bench.metrics import Targets
 from horizonserve.bench.result import Result
 from horizonserve.slo import RequestClass
 
@@ -35,9 +36,13 @@ class Run:
     end: dict[str, Any]
 
     @property
-    def slo_s(self) -> dict[RequestClass, float]:
-        """First-response targets that were in force."""
-        return {RequestClass(name): ms / 1_000 for name, ms in self.head["slo_ms"].items()}
+    def targets(self) -> Targets:
+        """What was promised."""
+        tbt_ms = self.head.get("tbt_ms")
+        return Targets(
+            {RequestClass(name): ms / 1_000 for name, ms in self.head["slo_ms"].items()},
+            None if tbt_ms is None else tbt_ms / 1_000,
+        )
 
 
 class Writer:
