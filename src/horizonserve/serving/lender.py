@@ -46,8 +46,7 @@ class Lender(QueueView):
         if self._admission is not None and self._settings.step_log:
             self._step_log = StepLog(self._settings.step_log)
 
-    @property
-    def _solo_s(self) -> float:
+    def _alone_s(self) -> float:
         return self._model.solo_s
 
     def _use(self, settings: Settings) -> None:
@@ -143,5 +142,5 @@ class StepEnds(Scheduler):
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, after the time was taken."""
         result = super().update_from_output(scheduler_output, *args, **kwargs)
-        self.step_ended(scheduler_output)  # type: ignore[attr-defined]
+        self.step_ended(scheduler_output)
         return result

@@ -49,9 +49,6 @@ class QueueView(Scheduler):
     #: OmniAR's requests that have left, but whose KV blocks the next stage has yet to fetch.
     waiting_for_transfer_free: Collection[str] = ()
 
-    #: Time per token of a request alone, as far as it is known.
-    _solo_s = 0.0
-
     # vLLM-Omni's own tests make schedulers without __init__; those stay stock.
     _admission: Admission | None = None
     _hidden = 0
@@ -94,7 +91,7 @@ class QueueView(Scheduler):
             self._final_outputs(model_config),
             self._route,
             lambda: self._clock(),
-            lambda: self._solo_s,
+            self._alone_s,
         )
         admission = self._admission
         self._fresh = FreshRequests(lambda request: admission.admit(request, self.requests))
@@ -126,6 +123,10 @@ class QueueView(Scheduler):
                 stage,
                 self._max_slots,
             )
+
+    def _alone_s(self) -> float:
+        """Time per token of a request that is alone; 0 while it is unknown."""
+        return 0.0
 
     def _use(self, settings: Settings) -> None:
         """Run under these settings from this step on."""
