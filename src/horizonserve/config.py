@@ -190,12 +190,13 @@ class Settings(BaseSettings):
         return DEFAULT_SLO_MS[request_class.output], None
 
     def tbt_ms(self, request_class: RequestClass, solo_ms: float) -> float:
-        """Promised time between tokens of a text class.
+        """Promised time between the tokens of a text answer.
 
-        ``solo_ms``: time of a token when a request is alone, as far as it is known.
+        ``request_class`` may be another one, where a client says so. ``solo_ms``: time of a token
+        when a request is alone, as far as it is known.
         """
         for field in (f"tbt_{request_class.value}_ms", "tbt_text_ms"):
-            if (value := getattr(self, field)) is not None:
+            if (value := getattr(self, field, None)) is not None:
                 return float(value)
         return max(self.tbt_multiple * solo_ms, self.reading_ms)
 
