@@ -38,6 +38,8 @@ class Load(NamedTuple):
     prefill_tokens: int = 0
     #: Sum over all tokens of the context that each reads, in tokens.
     attention: float = 0.0
+    #: Whether a stage downstream works at the same time.
+    co_run: bool = False
 
 
 class StepModel:
@@ -49,13 +51,19 @@ class StepModel:
         #: Typical share by which a step misses its prediction.
         self.spread = _NOISE
         self.steps = 0
+        #: Whether what is predicted co-runs with a stage downstream.
         self.co_run = False
         self._read()
 
     def _read(self) -> None:
-        w = [float(value) for value in self._w]
-        self.fixed_s = w[0] + (w[4] if self.co_run else 0.0)
-        self._decode_s, self._token_s, self._attention_s = w[1], w[2], w[3] / _MILLION
+        fixed_s, self._decode_s, self._token_s, attention_s, co_run_s = map(float, self._w)
+        self._fixed_s = fixed_s, fixed_s + co_run_s
+        self._attention_s = attention_s / _MILLION
+
+    @property
+    def fixed_s(self) -> float:
+        """What a step takes whatever it holds."""
+        return self._fixed_s[self.co_run]
 
     @property
     def solo_s(self) -> float:
@@ -73,7 +81,7 @@ class StepModel:
     def step_s(self, load: Load) -> float:
         """Predicted duration."""
         return (
-            self.fixed_s
+            self._fixed_s[load.co_run]
             + load.decodes * self._decode_s
             + load.prefill_tokens * self._token_s
             + load.attention * self._attention_s
@@ -81,15 +89,8 @@ class StepModel:
 
     def observe(self, load: Load, took_s: float) -> None:
         """Learn from a step that took so long."""
-        x = np.array(
-            [
-                1.0,
-                load.decodes,
-                load.prefill_tokens,
-                load.attention / _MILLION,
-                1.0 if self.co_run else 0.0,
-            ]
-        )
+        attention = load.attention / _MILLION
+        x = np.array([1.0, load.decodes, load.prefill_tokens, attention, load.co_run])
         self._p += np.diag((_DRIFT * self._w) ** 2)
         predicted_s = float(self._w @ x)
         px = self._p @ x

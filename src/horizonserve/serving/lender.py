@@ -10,7 +10,7 @@ from horizonserve.config import Settings
 from horizonserve.policy.batch import StepModel
 from horizonserve.policy.lending import Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
-from horizonserve.serving import compat
+from horizonserve.serving import compat, hooks
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
 from horizonserve.serving.step_log import StepLog, entry
@@ -70,6 +70,7 @@ class Lender(QueueView):
         waits = free > 0 and bool(self.waiting or self.skipped_waiting)
         shown = self._fitting(self._choose(free)) if waits else []
         start_s = self._step_clock.start_s()
+        self._model.co_run = hooks.shared is not None and hooks.shared.co_runs
         running = [job for r in self.running if (job := job_of(r, self._lengths)) is not None]
         waiting = [job for r in shown if (job := job_of(r, self._lengths)) is not None]
         self._plan = plan = self._lending.plan(running, waiting, start_s)
@@ -88,7 +89,9 @@ class Lender(QueueView):
             self.max_num_scheduled_tokens = budget
         self._advanced = len(output.num_scheduled_tokens)
         if self._advanced:
-            self._step_clock.scheduled(output, load_of(output, self.requests), start_s)
+            self._step_clock.scheduled(
+                output, load_of(output, self.requests, self._model.co_run), start_s
+            )
             if self._step_log is not None:
                 self._step_log.add(entry(plan, self._clock()))
         return output

@@ -36,8 +36,8 @@ def job_of(request: Any, lengths: Lengths) -> Job | None:
     )
 
 
-def load_of(output: Any, requests: Mapping[str, Any]) -> Load:
-    """What a scheduled step computes."""
+def load_of(output: Any, requests: Mapping[str, Any], co_run: bool) -> Load:
+    """What a scheduled step computes; ``co_run``: whether a stage downstream works beside it."""
     decodes = prefill_tokens = 0
     attention = 0.0
     for name, tokens in output.num_scheduled_tokens.items():
@@ -47,7 +47,7 @@ def load_of(output: Any, requests: Mapping[str, Any]) -> Load:
             decodes += 1
         else:
             prefill_tokens += tokens
-    return Load(decodes, prefill_tokens, attention)
+    return Load(decodes, prefill_tokens, attention, co_run)
 
 
 class StepClock:

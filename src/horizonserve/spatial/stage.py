@@ -181,6 +181,8 @@ class SharedStage(Stage):
         self._by_sms = {level.shared_sms: index for index, level in enumerate(self.levels)}
         self._downstream: list[int] = []
         self._rules: Rules | None = None
+        #: Whether a stage downstream had work at the last forward.
+        self.co_runs = False
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
@@ -210,9 +212,12 @@ class SharedStage(Stage):
     def _choose(self, now_s: float) -> tuple[int | None, int]:
         self._last_pressure = pressure = self._pressure(now_s)
         if not self._on:
+            self.co_runs = False
             return None, self._whole
         level = self._level
-        if (active := self._active(now_s)) is not None:
+        active = self._active(now_s)
+        self.co_runs = bool(active)
+        if active is not None:
             level = self._by_sms[self._controller.level_sms(now_s, active, pressure)]
         self._epoch += level != self._level
         return level, level
