@@ -45,6 +45,7 @@ def stream(name: str, bank_s: float = 0.0, to_generate: int = 50, **fields: Any)
 
 def prompt(name: str, tokens: int, due_in_s: float = 2.0, begun: int = 0) -> Job:
     ticket = Ticket(name, RequestClass.T2T, Path.SHORT, NOW_S, NOW_S + due_in_s, 0.4, TBT_S)
+    ticket.served_s = NOW_S
     return Job(name, ticket, tokens, begun, 0, 50)
 
 
@@ -71,7 +72,7 @@ def test_where_there_is_room_all_advance() -> None:
 
 
 def test_a_full_step_lends_the_places_with_most_slack() -> None:
-    """60 ms hold ten decodes; those with a bank can pause, those without cannot."""
+    """60 ms hold nine decodes; those with a bank can pause, those without cannot."""
     rich = [stream(f"s{i}", bank_s=1.0 + i) for i in range(1, 5)]
     poor = [stream(f"t{i}") for i in range(1, 8)]
     plan = lending().plan([*rich, *poor], [], NOW_S)
@@ -131,7 +132,7 @@ def test_nobody_sits_out_longer_than_the_bound() -> None:
 
 
 def test_a_long_request_with_little_time_left_goes_before_one_with_much() -> None:
-    poor = [stream(f"t{i}") for i in range(9)]
+    poor = [stream(f"t{i}") for i in range(8)]
     hurried, idle = audio("l1", age_s=13.0), audio("l2", age_s=0.0)
     plan = lending().plan([*poor, idle, hurried], [], NOW_S)
     assert "l1" in names(plan.run) and names(plan.lend) == "l2"

@@ -25,7 +25,6 @@ _DRIFT: Final = 0.02
 #: Standard deviation of a measured step, as a share of it.
 _NOISE: Final = 0.1
 _OUTLIER: Final = 3.0
-_SMOOTHING: Final = 0.05
 _MILLION: Final = 1e6
 #: Context of a decode that is alone on the server.
 _SOLO_CONTEXT_TOKENS: Final = 256
@@ -48,9 +47,6 @@ class StepModel:
     def __init__(self) -> None:
         self._w = np.zeros(5)
         self._p = np.diag(_PRIOR_S**2)
-        #: Typical share by which a step misses its prediction.
-        self.spread = _NOISE
-        self.steps = 0
         #: Whether what is predicted co-runs with a stage downstream.
         self.co_run = False
         self._read()
@@ -92,16 +88,11 @@ class StepModel:
         attention = load.attention / _MILLION
         x = np.array([1.0, load.decodes, load.prefill_tokens, attention, load.co_run])
         self._p += np.diag((_DRIFT * self._w) ** 2)
-        predicted_s = float(self._w @ x)
         px = self._p @ x
         variance = float(x @ px) + (_NOISE * took_s) ** 2
-        error_s = took_s - predicted_s
-        if self.steps:
-            share = abs(error_s) / took_s
-            self.spread += _SMOOTHING * (min(share, _OUTLIER * _NOISE) - self.spread)
         reach_s = _OUTLIER * variance**0.5
-        self._w += px / variance * max(-reach_s, min(error_s, reach_s))
+        error_s = max(-reach_s, min(took_s - float(self._w @ x), reach_s))
+        self._w += px / variance * error_s
         self._p -= np.outer(px, px) / variance
         np.maximum(self._w, 0.0, out=self._w)
-        self.steps += 1
         self._read()

@@ -40,6 +40,8 @@ LONG_SHARE: Final = 0.6
 #: begun within so many.
 LATE_S: Final = 20.0
 LOST_PREFILL_S: Final = 5.0
+#: A step is planned to end this share of its length before it must.
+MARGIN: Final = 0.05
 #: Lengths that are tried grow by this factor.
 STRIDE: Final = 1.2
 
@@ -178,12 +180,12 @@ class Lending:
         promises.sort()
 
         def keeps(limit_s: float) -> list[Promise]:
-            able = (p for p in promises if jobs[p.owner].pace_s >= limit_s)
+            able = (p for p in promises if (1 - MARGIN) * jobs[p.owner].pace_s >= limit_s)
             return most_kept(able, now_s, 1 - self.model.fixed_s / limit_s - late_share)
 
         longest_s = max(STEP_SHARE * self.limits.target_s, self.model.solo_s)
         strictest_s = min((job.pace_s for job in kept), default=inf)
-        limit_s = min(strictest_s, longest_s)
+        limit_s = min((1 - MARGIN) * strictest_s, longest_s)
         best = keeps(limit_s) if promises else []
         longer_s = limit_s * STRIDE
         while len(best) < len(promises) and longer_s <= longest_s:
@@ -217,6 +219,10 @@ class Lending:
                 waited.append(job)
             else:
                 (kept if keeps else late).append(job)
+        for job in prefills:
+            begun = job.context_tokens > 0
+            if begun and now_s - job.ticket.served_s > self.limits.max_wait_s:
+                waited.append(job)
         # One that is not in this step ends the next one at the earliest.
         soon_s = now_s + 2 * limit_s
         by_due = attrgetter("due_s")
@@ -225,9 +231,9 @@ class Lending:
         return [
             *sorted(waited, key=by_due),
             *now,
-            *(job for job in prefills if job not in given_up),
+            *(job for job in prefills if job not in given_up and job not in waited),
             *late_now,
-            *(job for job in prefills if job in given_up),
+            *(job for job in prefills if job in given_up and job not in waited),
             *later,
             *late_later,
         ]

@@ -74,7 +74,7 @@ class Lender(QueueView):
         running = [job for r in self.running if (job := job_of(r, self._lengths)) is not None]
         waiting = [job for r in shown if (job := job_of(r, self._lengths)) is not None]
         self._plan = plan = self._lending.plan(running, waiting, start_s)
-        self._lease(plan)
+        self._lease(plan, start_s)
         # Companions enter with their parents; what is not fresh was never held back.
         entering = {job.ticket for job in plan.enter}
         shown = [r for r in shown if r.horizonserve_ticket in entering or not is_fresh(r)]
@@ -103,12 +103,15 @@ class Lender(QueueView):
         # Without leases the stock rule holds, which counts on answers that end early.
         return with_blocks(shown, self.running, self) if self._plan.lend else shown
 
-    def _lease(self, plan: Plan) -> None:
+    def _lease(self, plan: Plan, now_s: float) -> None:
         until = self.current_step + 2  # vLLM counts this step before it looks
         for job in plan.lend:
             job.request.next_decode_eligible_step = max(
                 job.request.next_decode_eligible_step, until
             )
+        for job in (*plan.run, *plan.enter):
+            if not job.decode:  # a decode is served when its token comes
+                job.ticket.served_s = now_s
         self._lent += len(plan.lend)
         order = [*plan.run, *sorted(plan.lend, key=lambda job: job.due_s)]
         rank = {job.request: place for place, job in enumerate(order)}
