@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from engine import free_blocks, make_request
+from random_lending import RandomLending
 from token_worker import VOCABULARY, Worker, serve
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
 
-from horizonserve.policy.lending import Job, Plan
 from horizonserve.serving.plain import HorizonAsyncScheduler, HorizonScheduler
 from horizonserve.serving.schedulers import HorizonARAsyncScheduler, HorizonARScheduler
 
@@ -36,28 +36,6 @@ CLASSES = {
 REQUESTS = 45
 #: The longest request fills a third of the blocks, and eight run at a time.
 ENGINE = {"slots": 8, "token_budget": 64, "blocks": 34, "loras": 2}
-
-
-class RandomLending:
-    """Leases a random share of those that run; everything else is random too."""
-
-    def __init__(self, seed: str, share: float) -> None:
-        self.random = random.Random(seed)
-        self.share = share
-
-    def plan(self, running: Sequence[Job], waiting: Sequence[Job], now_s: float) -> Plan:
-        run: list[Job] = []
-        lend: list[Job] = []
-        for job in running:
-            (lend if self.random.random() < self.share else run).append(job)
-        enter = [job for job in waiting if self.random.random() < 0.5]
-        self.random.shuffle(run)
-        run.sort(key=lambda job: not job.decode)
-        tokens = sum(
-            job.tokens if job.decode else self.random.randint(1, job.tokens)
-            for job in [*run, *enter]
-        )
-        return Plan(run, lend, enter, max(1, tokens), limit_s=1.0, given_up=0)
 
 
 def requests(seed: int) -> dict[int, list[Any]]:
