@@ -20,6 +20,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
 
+from horizonserve.serving import lender
 from horizonserve.serving.plain import HorizonAsyncScheduler, HorizonScheduler
 from horizonserve.serving.schedulers import HorizonARAsyncScheduler, HorizonARScheduler
 
@@ -80,7 +81,7 @@ def serving(scheduler: Any, seed: int, v2: bool, leaving: dict[int, list[str]]) 
 @pytest.mark.parametrize("share", [0.5, 0.9, None], ids=["half", "most", "planned"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_tokens_are_those_of_the_stock_scheduler(
-    make: Make, cls: type, share: float | None, v2: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch, cls: type, share: float | None, v2: bool
 ) -> None:
     seed = 10 * list(CLASSES).index(cls) + v2
     expected, _ = serving(make(CLASSES[cls], **ENGINE), seed, v2, {})
@@ -90,7 +91,7 @@ def test_tokens_are_those_of_the_stock_scheduler(
     if share is not None:
         scheduler._lending = RandomLending(f"{seed} {share}", share)
         # More may enter than KV blocks last for: leases and preemptions must bear each other.
-        scheduler._with_blocks = lambda shown: shown
+        monkeypatch.setattr(lender, "with_blocks", lambda shown, *_: shown)
     leaving = aborts(seed)
     tokens, preemptions = serving(scheduler, seed, v2, leaving)
 
