@@ -12,7 +12,6 @@ from vllm.v1.request import RequestStatus, StreamingUpdate
 
 from horizonserve.policy.lending import Job, Plan
 from horizonserve.serving.plain import HorizonScheduler
-from horizonserve.serving.schedulers import HorizonARScheduler
 
 pytestmark = pytest.mark.vllm
 Make = Callable[..., Any]
@@ -46,10 +45,10 @@ def unblock(scheduler: Any, request: Any) -> None:
     scheduler._update_request_as_session(request, update)
 
 
-@pytest.mark.parametrize("cls", [HorizonARScheduler, HorizonScheduler])
-def test_a_session_that_goes_on_enters_while_others_decode(make: Make, cls: type) -> None:
+@pytest.mark.parametrize("lending", [False, True])
+def test_a_session_that_goes_on_enters_while_others_decode(make: Make, lending: bool) -> None:
     """The plan's tokens are all the step has; those outside the plan must get some too."""
-    scheduler = make(cls, slots=8)
+    scheduler = make(HorizonScheduler, {"lending": lending}, slots=8)
     session = blocked("s-session", output_tokens=20)
     scheduler.add_request(session)
     for i in range(3):
@@ -63,10 +62,11 @@ def test_a_session_that_goes_on_enters_while_others_decode(make: Make, cls: type
 
 
 class SecondSitsOut:
-    """A valid plan: the second of those that run sits out."""
+    """A valid plan: while two run, the second sits out."""
 
     def plan(self, running: Sequence[Job], waiting: Sequence[Job], now_s: float) -> Plan:
-        return Plan([*running[:1], *running[2:]], [*running[1:2]], [*waiting], 64, 1.0, 0)
+        lent = [*running[1:]] if len(running) == 2 else []
+        return Plan([job for job in running if job not in lent], lent, [*waiting], 64, 1.0, 0)
 
 
 def test_a_session_brings_no_adapter_too_many(make: Make) -> None:
