@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 import vllm_omni  # noqa: F401 (patches vLLM's Request, as in a real stage process)
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -50,9 +57,13 @@ def make_scheduler(
     slots: int = 4,
     token_budget: int = 512,
     blocks: int = 2000,
+    loras: int = 0,
     additional_config: dict[str, Any] | None = None,
 ) -> Any:
-    """A scheduler of this class with its KV cache manager; ``asynchronous`` by its name."""
+    """A scheduler of this class with its KV cache manager; ``asynchronous`` by its name.
+
+    ``loras``: most adapters in a step (``max_loras``); 0: LoRA is off.
+    """
     init_none_hash(hash)
     model = ModelConfig(model=model_dir(), tokenizer=model_dir(), skip_tokenizer_init=True)
     config = VllmConfig(
@@ -66,6 +77,7 @@ def make_scheduler(
         ),
         cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=False),
         device_config=DeviceConfig(device="cpu"),
+        lora_config=LoRAConfig(max_loras=loras) if loras else None,
         additional_config=additional_config or {},
     )
     config.cache_config.num_gpu_blocks = blocks
@@ -88,7 +100,7 @@ def make_scheduler(
 def make_request(
     name: str,
     *,
-    prompt_tokens: int = 8,
+    prompt_tokens: int | list[int] = 8,
     output_tokens: int = 4,
     final_stage: int | None = None,
     companion: bool = False,
@@ -104,7 +116,7 @@ def make_request(
     fields.setdefault("arrival_time", 0.0)
     return OmniRequest(
         request_id=name,
-        prompt_token_ids=[5] * prompt_tokens,
+        prompt_token_ids=[5] * prompt_tokens if isinstance(prompt_tokens, int) else prompt_tokens,
         sampling_params=SamplingParams(
             max_tokens=output_tokens, ignore_eos=True, extra_args=arguments
         ),
