@@ -7,16 +7,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(EXTRA)
 WORK ?= results
 
-.PHONY: demo test unit lint conformance bench clean
+.PHONY: demo test unit server lint conformance bench clean
 
 demo: $(READY)  ## the policies on one mixed trace, on the real server, in a quarter of an hour
 	$(BIN)/horizonserve demo --work $(WORK)
 
-test: lint $(READY)  ## every test: policy, real scheduler classes, real server over HTTP
-	$(BIN)/python -m pytest
+test: lint unit server  ## every test: policy, real scheduler classes, real server over HTTP
 
 unit: $(READY)  ## the tests that start no server
 	$(BIN)/python -m pytest -m "not server"
+
+server: $(READY)  ## the tests on real servers
+	$(BIN)/python -m pytest -m server
 
 lint: $(READY)
 	$(BIN)/ruff check .

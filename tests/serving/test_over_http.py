@@ -7,7 +7,6 @@ import os
 import random
 import secrets
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,7 @@ from horizonserve import instance
 from horizonserve.bench.boot import booted
 from horizonserve.bench.client import body
 from horizonserve.bench.compare import Watch
-from horizonserve.bench.server import (
-    MODEL_NAME,
-    Server,
-    command_line,
-    environment,
-)
+from horizonserve.bench.server import MODEL_NAME, Server
 from horizonserve.config import Settings
 from horizonserve.slo import RequestClass
 from horizonserve.spatial.report import report
@@ -281,30 +275,3 @@ def test_a_killed_stage_gives_errors_and_the_next_start_is_clean(
         assert_serves(again)
         record = found(again).path
     assert not record.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "env", "status", "message"),
-    [
-        (["--scheduler", "fast"], {}, 2, "invalid choice: 'fast'"),
-        (["--scheduler", "edf"], {"HORIZON_SLO_TEXT_MS": "abc"}, 1, "HORIZON_SLO_TEXT_MS='abc'"),
-        (["--help=HorizonServe"], {}, 0, "--scheduler {default,edf,horizon}"),
-    ],
-)
-def test_the_command_line_refuses_what_is_wrong_before_it_starts_anything(
-    tiny_model: Path,
-    tiny_deploy: Path,
-    tmp_path: Path,
-    arguments: list[str],
-    env: dict[str, str],
-    status: int,
-    message: str,
-) -> None:
-    argv = command_line(tiny_model, tiny_deploy, scheduler="horizon", port=1)
-    at = argv.index("--scheduler")
-    argv[at : at + 2] = arguments
-    done = subprocess.run(
-        argv, env=environment(tmp_path, env), capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == status, done.stderr[-2000:]
-    assert message in done.stdout + done.stderr

@@ -1,0 +1,39 @@
+"""The command line of the server, as far as it goes without starting one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from horizonserve.bench.server import command_line, environment
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "status", "message"),
+    [
+        (["--scheduler", "fast"], {}, 2, "invalid choice: 'fast'"),
+        (["--scheduler", "edf"], {"HORIZON_SLO_TEXT_MS": "abc"}, 1, "HORIZON_SLO_TEXT_MS='abc'"),
+        (["--help=HorizonServe"], {}, 0, "--scheduler {default,edf,horizon}"),
+    ],
+)
+def test_the_command_line_refuses_what_is_wrong_before_it_starts_anything(
+    tiny_model: Path,
+    tiny_deploy: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    env: dict[str, str],
+    status: int,
+    message: str,
+) -> None:
+    argv = command_line(tiny_model, tiny_deploy, scheduler="horizon", port=1)
+    at = argv.index("--scheduler")
+    argv[at : at + 2] = arguments
+    done = subprocess.run(
+        argv, env=environment(tmp_path, env), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == status, done.stderr[-2000:]
+    assert message in done.stdout + done.stderr
