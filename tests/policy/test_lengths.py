@@ -20,7 +20,8 @@ def test_nine_of_ten_answers_are_covered_per_class() -> None:
     for tokens in range(1, 101):
         lengths.ended(TEXT, tokens)
     assert lengths.to_generate(TEXT, 0, 10_000) == 90
-    assert lengths.to_generate(TEXT, 60, 10_000) == 30
+    # Of those longer than 60, nine of ten end by 96.
+    assert lengths.to_generate(TEXT, 60, 10_000) == 36
     assert lengths.to_generate(AUDIO, 0, 10_000) == 256
 
 
@@ -37,3 +38,4 @@ def test_at_least_one_token_is_to_come() -> None:
     lengths = Lengths()
     lengths.ended(TEXT, 5)
     assert lengths.to_generate(TEXT, 4, 1) == 1
+    assert lengths.to_generate(TEXT, 5, 10_000) == 251

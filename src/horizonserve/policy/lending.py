@@ -249,13 +249,19 @@ class Lending:
         left_s = limit_s - self.model.fixed_s
         left_tokens = self.limits.tokens
         left_requests = self.limits.requests or left_tokens
+        inside = set(running)
         taken: dict[Job, int] = {}
+        enters = False
         for job in order:
             tokens = self._fit(job, left_s, left_tokens) if left_requests else 0
+            if job in inside and enters and tokens < job.tokens:
+                # vLLM serves those that run first, and would give it the others' tokens.
+                tokens = 0
             if not taken:
                 tokens = max(tokens, 1 if self.limits.splits else min(job.tokens, left_tokens))
             if tokens:
                 taken[job] = tokens
+                enters |= job not in inside
                 left_tokens -= tokens
                 left_requests -= 1
                 left_s -= (
@@ -263,7 +269,6 @@ class Lending:
                     if tokens == job.tokens
                     else self.model.prefill_s(tokens, job.context_tokens)
                 )
-        inside = set(running)
         return Plan(
             run=sorted((job for job in taken if job in inside), key=lambda job: not job.decode),
             lend=[job for job in running if job not in taken],

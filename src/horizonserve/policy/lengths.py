@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
 from typing import Final
 
@@ -11,7 +11,7 @@ from horizonserve.slo import RequestClass
 #: Requests of a class that are remembered, and the share of them that an expectation covers.
 _REMEMBERED: Final = 128
 _COVERED: Final = 0.9
-#: What is expected of a class of which none has ended.
+#: What is expected at least where none so long has ended.
 _UNKNOWN_TOKENS: Final = 256
 
 
@@ -32,8 +32,12 @@ class Lengths:
         insort(ordered, tokens)
 
     def to_generate(self, request_class: RequestClass, generated: int, at_most: int) -> int:
-        """Tokens to expect yet: at least 1, and no more than ``at_most``."""
-        ordered = self._sorted.get(request_class)
-        total = ordered[int(_COVERED * (len(ordered) - 1))] if ordered else _UNKNOWN_TOKENS
-        # One that is longer than most is as likely as not to be twice as long.
-        return max(1, min(at_most, (total if generated < total else 2 * generated) - generated))
+        """Tokens to expect yet, from those that got so far: at least 1, at most ``at_most``."""
+        ordered = self._sorted.get(request_class, [])
+        longer = ordered[bisect_right(ordered, generated) :]
+        if longer:
+            total = longer[int(_COVERED * (len(longer) - 1))]
+        else:
+            # One that is longer than all is as likely as not to be twice as long.
+            total = max(_UNKNOWN_TOKENS, 2 * generated)
+        return max(1, min(at_most, total - generated))

@@ -29,6 +29,7 @@ SCHEDULER: Final[tuple[Name, ...]] = (
 LENDER: Final[tuple[Name, ...]] = (
     ("vllm.v1.request", "Request.next_decode_eligible_step"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.current_step"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.finished_recving_kv_req_ids"),
     ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_with_output"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output"),
     ("vllm.v1.core.kv_cache_manager", "KVCacheManager.block_pool"),

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from horizonserve.config import Settings
 from horizonserve.policy.batch import StepModel
-from horizonserve.policy.lending import Lending, Limits, Plan
+from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
 from horizonserve.serving import compat, hooks
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
 from horizonserve.serving.step_log import StepLog, entry
-from horizonserve.serving.steps import StepClock, job_of, load_of, with_adapters, with_blocks
+from horizonserve.serving.steps import (
+    StepClock,
+    blocks,
+    free_blocks,
+    job_of,
+    load_of,
+    with_adapters,
+    with_blocks,
+)
 from horizonserve.slo import RequestClass
 
 _NOTHING = Plan([], [], [], 0, 0.0, 0)
@@ -27,8 +36,7 @@ class Lender(QueueView):
       ``next_decode_eligible_step``. It stays in ``running``, keeps slot and blocks, and can be
       aborted or preempted like any other.
     - ``running`` is put in the order of the plan, since vLLM gives its token budget away in that
-      order: decodes, then prefills by due time, then those that sit out, most slack last, where
-      vLLM looks for the request to preempt.
+      order: decodes, then prefills by due time, then those that sit out.
     - A waiting request enters when the plan gives it a token, KV blocks last for it and its
       adapter has a place beside those of all that run.
     - Where a stage cannot split a prompt, the token budget of a step is never lowered.
@@ -68,16 +76,19 @@ class Lender(QueueView):
         if not self._settings.lends:
             return super()._schedule_policy(throttle_prefills, free)
         waits = free > 0 and bool(self.waiting or self.skipped_waiting)
-        shown = self._fitting(self._choose(free)) if waits else []
+        shown = self._candidates(free) if waits else []
         start_s = self._step_clock.start_s()
         self._model.co_run = hooks.shared is not None and hooks.shared.co_runs
-        running = [job for r in self.running if (job := job_of(r, self._lengths)) is not None]
-        waiting = [job for r in shown if (job := job_of(r, self._lengths)) is not None]
-        self._plan = plan = self._lending.plan(running, waiting, start_s)
+        self._plan = plan = self._lending.plan(self._jobs(self.running), self._jobs(shown), start_s)
+        if self._pressed(plan):
+            self._plan = _NOTHING
+            self.running.sort(key=lambda request: request.horizonserve_ticket.arrival_s)
+            return super()._schedule_policy(throttle_prefills, free)
         self._lease(plan, start_s)
         # Companions enter with their parents; what is not fresh was never held back.
-        entering = {job.ticket for job in plan.enter}
-        shown = [r for r in shown if r.horizonserve_ticket in entering or not is_fresh(r)]
+        place = {job.ticket: place for place, job in enumerate(plan.enter)}
+        shown = [r for r in shown if r.horizonserve_ticket in place or not is_fresh(r)]
+        shown.sort(key=lambda r: place[r.horizonserve_ticket] if is_fresh(r) else -1)
         budget = self.max_num_scheduled_tokens
         self.max_num_scheduled_tokens = min(max(plan.tokens, self._min_tokens), budget)
         try:
@@ -96,12 +107,28 @@ class Lender(QueueView):
                 self._step_log.add(entry(plan, self._clock()))
         return output
 
-    def _fitting(self, shown: list[Any]) -> list[Any]:
-        """Those that may enter beside all that run, also beside those that sit out."""
+    def _jobs(self, requests: Iterable[Any]) -> list[Job]:
+        jobs = (job_of(request, self._lengths, self) for request in requests)
+        return [job for job in jobs if job is not None]
+
+    def _candidates(self, free: int) -> list[Any]:
+        """Waiting requests that may enter beside all that run, those that sit out included."""
+        shown = self._choose(free)
         if self.lora_config is not None:
             shown = with_adapters(shown, self.running, self.lora_config.max_loras)
         # Without leases the stock rule holds, which counts on answers that end early.
-        return with_blocks(shown, self.running, self) if self._plan.lend else shown
+        if self._plan.lend:
+            shown = with_blocks(shown, self.running, self._lengths, self)
+        return shown
+
+    def _pressed(self, plan: Plan) -> bool:
+        """Whether KV blocks may not last for this step.
+
+        Then vLLM preempts the last of ``running``, and progress is certain only if that is always
+        the youngest; so such a step is left to vLLM, in order of arrival and without leases.
+        """
+        need = blocks(self, plan.tokens) + blocks(self, 0) * len(plan.run + plan.enter)
+        return free_blocks(self) < need
 
     def _lease(self, plan: Plan, now_s: float) -> None:
         until = self.current_step + 2  # vLLM counts this step before it looks
@@ -113,8 +140,7 @@ class Lender(QueueView):
             if not job.decode:  # a decode is served when its token comes
                 job.ticket.served_s = now_s
         self._lent += len(plan.lend)
-        order = [*plan.run, *sorted(plan.lend, key=lambda job: job.due_s)]
-        rank = {job.request: place for place, job in enumerate(order)}
+        rank = {job.request: place for place, job in enumerate(plan.run)}
         self.running.sort(key=lambda request: rank.get(request, len(rank)))
 
     def _update_request_with_output(

@@ -192,12 +192,12 @@ class QueueView(Scheduler):
         view = create_request_queue(self.policy)
         skipped_view = skipped
         if skipped:
-            # The stock loop serves it before ``waiting``, so its fresh requests need the view too.
+            # The stock loop serves it before ``waiting``, so it needs a view too.
             chosen, parked = set(shown), set(skipped)
             shown = [request for request in shown if request not in parked]
             skipped_view = create_request_queue(self.policy)
             for request in skipped:
-                if request in chosen or not is_fresh(request):
+                if request in chosen:
                     skipped_view.add_request(request)
         for request in shown:
             view.add_request(request)
@@ -235,10 +235,11 @@ class QueueView(Scheduler):
         self._fresh.took(left)
 
     def _choose(self, free: int) -> list[Any]:
-        """The visible requests of ``waiting`` and the visible fresh ones of ``skipped_waiting``."""
+        """The visible requests of ``waiting`` and ``skipped_waiting``."""
         fresh = self._fresh
         fresh.sync(self.waiting, self.skipped_waiting, self.running)
-        return [*fresh.ahead, *fresh.of(self._order(free))]
+        parked = (request for request in self.skipped_waiting if not is_fresh(request))
+        return [*fresh.ahead, *parked, *fresh.of(self._order(free))]
 
     def _order(self, free: int) -> list[Ticket]:
         fresh = self._fresh

@@ -12,16 +12,29 @@ from horizonserve.policy.batch import Load, StepModel
 from horizonserve.policy.lending import Job
 from horizonserve.policy.lengths import Lengths
 
-_COMPUTABLE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_COMPUTABLE = (
+    RequestStatus.RUNNING,
+    RequestStatus.WAITING,
+    RequestStatus.PREEMPTED,
+    # Compiled within moments.
+    RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+)
 
 
-def job_of(request: Any, lengths: Lengths) -> Job | None:
+def job_of(request: Any, lengths: Lengths, scheduler: Any) -> Job | None:
     """A running or waiting request as a step sees it; None when a step can do nothing for it."""
+    if request.next_decode_eligible_step > scheduler.current_step + 1:
+        return None  # its last token is still on its way through a pipeline
+    if (
+        request.status not in _COMPUTABLE
+        and request.request_id not in scheduler.finished_recving_kv_req_ids
+    ):
+        return None
     in_flight = request.num_output_placeholders
     generated = request.num_output_tokens + in_flight
     tokens = request.num_tokens_with_spec + in_flight - request.num_computed_tokens
     at_most = request.max_tokens - generated
-    if tokens <= 0 or at_most <= 0 or request.status not in _COMPUTABLE:
+    if tokens <= 0 or at_most <= 0:
         return None
     ticket = request.horizonserve_ticket
     return Job(
@@ -113,25 +126,38 @@ def _adapter(request: Any) -> int:
     return request.lora_request.lora_int_id if request.lora_request else 0
 
 
-def with_blocks(shown: Iterable[Any], running: Iterable[Any], scheduler: Any) -> list[Any]:
+def with_blocks(
+    shown: Iterable[Any], running: Iterable[Any], lengths: Lengths, scheduler: Any
+) -> list[Any]:
     """Those of ``shown`` that KV blocks last for to their end, beside the ends of all that run.
 
     Who sits out holds its blocks for longer, so lending must not start what it cannot end: it
-    would end in a preemption.
+    would end in a preemption. Ends are expected ones: hardly an answer is as long as it may be.
     """
-    size = scheduler.block_size
-    groups = len(scheduler.kv_cache_config.kv_cache_groups)
 
-    def blocks(request: Any) -> int:
-        tokens = request.num_prompt_tokens + request.max_tokens - request.num_computed_tokens
-        return int(groups * (tokens // size + 1))
+    def end_blocks(request: Any) -> int:
+        generated = request.num_output_tokens
+        expected = lengths.to_generate(
+            request.horizonserve_ticket.request_class, generated, request.max_tokens - generated
+        )
+        return blocks(scheduler, request.num_tokens + expected - request.num_computed_tokens)
 
-    left = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    left -= sum(blocks(request) for request in running)
+    left = free_blocks(scheduler) - sum(end_blocks(request) for request in running)
     fit = []
     for request in shown:
-        left -= blocks(request)
+        left -= end_blocks(request)
         if left < 0:
             break
         fit.append(request)
     return fit
+
+
+def blocks(scheduler: Any, tokens: int) -> int:
+    """KV blocks that so many more tokens of a request may take."""
+    groups = len(scheduler.kv_cache_config.kv_cache_groups)
+    return int(groups * (tokens // scheduler.block_size + 1))
+
+
+def free_blocks(scheduler: Any) -> int:
+    """KV blocks that are free."""
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
