@@ -29,8 +29,10 @@ from horizonserve.policy.slack import Ticket
 from horizonserve.slo import Path
 
 #: A request that arrives waits for the step under way, so a step takes no more than this share of
-#: the strictest first-response target.
+#: the strictest first-response target; but so many times the shortest step in any case, of which
+#: the most would otherwise go into what every step costs.
 STEP_SHARE: Final = 0.1
+LONGEST_SOLOS: Final = 4.0
 #: Prefills are planned into this share of the time they have.
 PREFILL_SHARE: Final = 0.85
 #: Long requests are served as if they had this share of their time: what comes after this stage
@@ -183,7 +185,7 @@ class Lending:
             able = (p for p in promises if (1 - MARGIN) * jobs[p.owner].pace_s >= limit_s)
             return most_kept(able, now_s, 1 - self.model.fixed_s / limit_s - late_share)
 
-        longest_s = max(STEP_SHARE * self.limits.target_s, self.model.solo_s)
+        longest_s = max(STEP_SHARE * self.limits.target_s, LONGEST_SOLOS * self.model.solo_s)
         strictest_s = min((job.pace_s for job in kept), default=inf)
         limit_s = min((1 - MARGIN) * strictest_s, longest_s)
         best = keeps(limit_s) if promises else []
