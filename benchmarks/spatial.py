@@ -33,7 +33,10 @@ from horizonserve.bench.table import KIND, ratio_line, table
 from horizonserve.workload import Mix
 
 ARMS = tuple(
-    Arm(f"spatial-{'on' if on else 'off'}", {"scheduler": "horizon", "spatial": on})
+    Arm(
+        f"spatial-{'on' if on else 'off'}",
+        {"scheduler": "horizon", "spatial": on, "lending": False},
+    )
     for on in (True, False)
 )
 

@@ -10,38 +10,33 @@ from fake import ROW
 from rich.console import Console
 
 from horizonserve.bench.boot import BOOT_GUESS_S
-from horizonserve.bench.demo import MORE, more_slots_advice
+from horizonserve.bench.demo import HORIZON, verdict
 from horizonserve.bench.display import Display
 from horizonserve.bench.metrics import Promise
 from horizonserve.bench.slots_study import SlotsConfig
-from horizonserve.bench.summary import Ratio, Row
+from horizonserve.bench.summary import Ratio
 from horizonserve.bench.table import ratio_line, table
 
-HORIZON = replace(ROW, arm="horizon", attainment=0.5, attainment_low=0.4, attainment_high=0.6)
-
-
-def more(attainment: float, low: float) -> Row:
-    return replace(ROW, arm=MORE.name, attainment=attainment, attainment_low=low)
+LONE = replace(ROW, arm="horizon", attainment=0.5, attainment_low=0.4, attainment_high=0.6)
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([ROW, HORIZON], "not tried"),
-        ([ROW, HORIZON, more(0.95, 0.9)], "More slots help more than any policy"),
-        ([ROW, HORIZON, more(0.55, 0.45)], "may help as much"),
-        ([ROW, HORIZON, more(0.3, 0.2)], "do not replace the policy"),
-    ],
+    ("low", "both", "words"),
+    [(0.6, 0.7, "no slot count"), (0.1, 0.2, "default does better"), (0.4, 0.5, "uncertainty")],
 )
-def test_the_advice_on_slots(rows: list[Row], words: str) -> None:
-    assert words in more_slots_advice(rows)
+def test_the_verdict(low: float, both: float, words: str) -> None:
+    default = replace(ROW, arm="default", both=0.45, both_low=0.35, both_high=0.55)
+    other = replace(ROW, arm="edf", both=0.3, both_low=0.25)
+    ours = replace(ROW, arm=HORIZON, both=both, both_low=low)
+    says = verdict([default, other, ours])
+    assert words in says and "default" in says and f"{both:.2f}" in says
 
 
 def test_a_table_fits_eighty_columns() -> None:
     out = StringIO()
     long = replace(ROW, arm="horizon-no-rotation-32s-4096t", requests=12_000)
     text = replace(ROW, request_class="t2t", slo_ms=6_000.0, tbt_ms=61.3)
-    Console(file=out, width=80).print(table([ROW, text, HORIZON, long], "title"))
+    Console(file=out, width=80).print(table([ROW, text, LONE, long], "title"))
     lines = out.getvalue().splitlines()
     assert any("0.50 (0.40-0.60)" in line and "horizon" in line for line in lines)
     assert any("0.08 (0.04-0.15)" in line and "0.07" in line for line in lines)

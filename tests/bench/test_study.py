@@ -79,7 +79,7 @@ def test_a_study_plays_every_policy_at_four_slots_and_at_its_best(
     assert [run.head["arm"] for run in done.runs["paper"]] == [
         "default-4s",
         "edf-4s",
-        "horizon-4s",
+        "horizon-4s-no-lending",
     ]
     assert [run.head["arm"] for run in done.runs["pick-slots"]][:2] == [
         "default-1s-1024t",

@@ -46,7 +46,7 @@ def stream(name: str, bank_s: float = 0.0, to_generate: int = 50, **fields: Any)
 def prompt(name: str, tokens: int, due_in_s: float = 2.0, begun: int = 0) -> Job:
     ticket = Ticket(name, RequestClass.T2T, Path.SHORT, NOW_S, NOW_S + due_in_s, 0.4, TBT_S)
     ticket.served_s = NOW_S
-    return Job(name, ticket, tokens, begun, 0, 50)
+    return Job(name, ticket, tokens, begun, 0, 50, runs=begun > 0)
 
 
 def audio(name: str, age_s: float = 1.0, to_generate: int = 50) -> Job:
@@ -157,11 +157,12 @@ def test_tokens_in_flight_count_as_served() -> None:
     assert flying.pace_s > waits.pace_s
 
 
-def test_a_lost_prompt_takes_what_is_left() -> None:
+def test_a_lost_prompt_takes_what_is_left_unless_the_view_puts_it_first() -> None:
     lost, winnable = prompt("w1", 100, due_in_s=-1.0), prompt("w2", 100, due_in_s=2.0)
-    plan = lending().plan([stream("s1")], [lost, winnable], NOW_S)
-    assert names(plan.enter) == "w2"
-    assert names(lending().plan([stream("s1")], [lost], NOW_S).enter) == "w1"
+    running = [stream("s1")]
+    assert names(lending().plan(running, [winnable, lost], NOW_S).enter) == "w2"
+    assert names(lending().plan(running, [lost], NOW_S).enter) == "w1"
+    assert names(lending().plan(running, [lost, winnable], NOW_S).enter) == "w1"
 
 
 job_lists = st.lists(

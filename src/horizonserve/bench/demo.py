@@ -3,8 +3,9 @@
     horizonserve demo --work DIR
 
 It builds the `small` model if it is missing, starts the server once, measures each class alone,
-sets every target to 5 x solo p95, finds the saturation rate of the mix, plays one seeded trace
-above it under each policy, and says whether more slots would have helped more.
+sets every target from that, finds the saturation rate of the mix, and plays one seeded trace above
+it: under the other policies at slot counts that a user would have to choose, and under `horizon`,
+which needs none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from horizonserve.bench.calibrate import QUICK, Calibration, calibrate
 from horizonserve.bench.compare import DRAIN_GUESS_S, SETTLE_GUESS_S, Arm, Experiment, compare
 from horizonserve.bench.display import Display
 from horizonserve.bench.live import Live
+from horizonserve.bench.metrics import Promise
 from horizonserve.bench.play import Bounds
 from horizonserve.bench.store import Run, Store
 from horizonserve.bench.summary import ALL, Row, ratios, rows, to_csv, to_json
@@ -38,12 +40,14 @@ LOAD: Final = 1.3
 _RESERVE_S: Final = 20.0
 _SHORTEST_S, _LONGEST_S = 40.0, 90.0
 _DRAIN_LIMIT_S: Final = 60.0
+HORIZON: Final = "horizon"
 ARMS: Final = (
-    Arm("default", {"scheduler": "default", "slots": SLOTS}),
-    Arm("edf", {"scheduler": "edf", "slots": SLOTS}),
-    Arm("horizon", {"scheduler": "horizon", "slots": SLOTS}),
+    Arm(f"default, {SLOTS} slots", {"scheduler": "default", "slots": SLOTS}),
+    Arm(f"edf, {SLOTS} slots", {"scheduler": "edf", "slots": SLOTS}),
+    Arm(f"default, {MORE_SLOTS} slots", {"scheduler": "default", "slots": MORE_SLOTS}),
+    # The base has the slot count of the saturation; none means as many as the stage has.
+    Arm(HORIZON, {"scheduler": HORIZON, "slots": None, "token_budget": None}),
 )
-MORE: Final = Arm(f"default, {MORE_SLOTS} slots", {"scheduler": "default", "slots": MORE_SLOTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Outcome:
     """What the demo found, and where it wrote it."""
 
     rows: list[Row]
-    advice: str
+    verdict: str
     out: Path
 
 
@@ -100,8 +104,8 @@ async def _measure(
     calibration, base = await calibrate(live, store, mix, display, slots=SLOTS, effort=QUICK)
     drain_s = calibration.drain_s(_DRAIN_LIMIT_S)
     left_s = until_s - time.monotonic() - _RESERVE_S
-    # Four runs share what is left; each also drains and settles.
-    share_s = left_s / (len(ARMS) + 1) - min(DRAIN_GUESS_S, drain_s) - SETTLE_GUESS_S
+    # The runs share what is left; each also drains and settles.
+    share_s = left_s / len(ARMS) - min(DRAIN_GUESS_S, drain_s) - SETTLE_GUESS_S
     duration_s = round(min(_LONGEST_S, max(_SHORTEST_S, share_s)))
     experiment = Experiment(
         name="demo",
@@ -112,13 +116,8 @@ async def _measure(
         arms=ARMS,
         bounds=Bounds(drain_s=drain_s),
     )
-    display.expect(display.done_s + (len(ARMS) + 1) * experiment.run_guess_s)
+    display.expect(display.done_s + len(ARMS) * experiment.run_guess_s)
     runs = await compare(live, store, experiment, base, calibration.targets, display)
-    more = Experiment(
-        experiment.name, mix, experiment.rate_rps, duration_s, (SEED,), (MORE,), experiment.bounds
-    )
-    if until_s - time.monotonic() > more.run_guess_s:
-        runs += await compare(live, store, more, base, calibration.targets, display)
     return calibration, runs
 
 
@@ -127,43 +126,36 @@ def _show(
 ) -> Outcome:
     all_rows = rows(runs)
     head = runs[0].head
-    against = [r for over in ("default", "edf") if (r := ratios(runs, "horizon", over))]
+    others = [arm.name for arm in ARMS if arm.name != HORIZON]
+    against = [r for over in others if (r := ratios(runs, HORIZON, over, Promise.BOTH))]
     title = (
-        f"{SLOTS} slots, 30% audio, {head['rate_rps']:.2f} requests/s"
+        f"30% audio, {head['rate_rps']:.2f} requests/s"
         f" ({LOAD:g}x saturation), {head['duration_s']:.0f} s, one seed"
     )
     console.print(calibration.line(), highlight=False)
     console.print(table(all_rows, title))
     for one in against:
         console.print(ratio_line(one), highlight=False)
-    advice = more_slots_advice(all_rows)
-    console.print(advice, style="bold")
+    says = verdict(all_rows)
+    console.print(says, style="bold")
     busy = max((run.end.get("other_cores") or 0.0 for run in runs), default=0.0)
     if busy > 0.2:
         console.print(f"Note: other programs used up to {busy:.1f} cores during the runs.")
-    facts = {"kind": KIND, "title": title, "advice": advice, **calibration.to_json()}
+    facts = {"kind": KIND, "title": title, "verdict": says, **calibration.to_json()}
     (out / "demo.csv").write_text(to_csv(all_rows), encoding="utf-8")
     (out / "demo.json").write_text(to_json(all_rows, against, facts), encoding="utf-8")
     console.print(f"[dim]{took_s:.0f} s in all; every request is in {out}[/dim]")
-    return Outcome(all_rows, advice, out)
+    return Outcome(all_rows, says, out)
 
 
-def more_slots_advice(all_rows: Sequence[Row]) -> str:
-    """One line: did more slots help more than any policy?"""
+def verdict(all_rows: Sequence[Row]) -> str:
+    """One line: `horizon` against the best of the others, both promises counted."""
     whole = {row.arm: row for row in all_rows if row.request_class == ALL}
-    more = whole.pop(MORE.name, None)
-    best = max(whole.values(), key=lambda row: row.attainment or 0.0)
-    if more is None or more.attainment is None or best.attainment is None:
-        return "More slots: not tried, the time was up."
-    figures = f"{more.attainment:.2f} against {best.attainment:.2f} of {best.arm} at {SLOTS} slots"
-    if more.attainment_low > best.attainment:
-        return (
-            f"More slots help more than any policy here: default at {MORE_SLOTS} slots keeps"
-            f" {figures}. Raise max_num_seqs first."
-        )
-    if more.attainment > best.attainment:
-        return (
-            f"More slots may help as much as a policy here: default at {MORE_SLOTS} slots keeps"
-            f" {figures}, within the uncertainty of one run."
-        )
-    return f"More slots do not replace the policy here: default at {MORE_SLOTS} slots: {figures}."
+    horizon = whole.pop(HORIZON)
+    best = max(whole.values(), key=lambda row: row.both or 0.0)
+    figures = f"{horizon.both or 0.0:.2f} of all promises against {best.both or 0.0:.2f}"
+    if horizon.both_low > (best.both or 0.0):
+        return f"horizon, with no slot count to set, keeps {figures} of {best.arm}."
+    if best.both_low > (horizon.both or 0.0):
+        return f"{best.arm} does better here: horizon keeps {figures}."
+    return f"horizon keeps {figures} of {best.arm}: within the uncertainty of one run."

@@ -184,8 +184,8 @@ def runs_guess_s(count: int, duration_s: float) -> float:
 
 
 def slots_arm(policy: str, slots: int, more: Mapping[str, Any] | None = None) -> Arm:
-    """A policy at a slot count, named by what differs."""
-    more = more or {}
+    """A policy at a slot count, named by what differs; `horizon` then is the literal policy."""
+    more = ({"lending": False} if policy == "horizon" else {}) | dict(more or {})
     words = [f"{slots}s"]
     for name, value in more.items():
         words.append(f"no-{name}" if value is False else f"{value}t")

@@ -22,6 +22,7 @@ import numpy as np
 _PRIOR_S: Final = np.array([5e-2, 5e-3, 5e-4, 5e-2, 1e-2])
 #: A coefficient changes by this share of itself in a step.
 _DRIFT: Final = 0.02
+_LEAST: Final = 0.01
 #: Standard deviation of a measured step, as a share of it.
 _NOISE: Final = 0.1
 _OUTLIER: Final = 3.0
@@ -87,11 +88,14 @@ class StepModel:
         """Learn from a step that took so long."""
         attention = load.attention / _MILLION
         x = np.array([1.0, load.decodes, load.prefill_tokens, attention, load.co_run])
-        self._p += np.diag((_DRIFT * self._w) ** 2)
+        # A coefficient of 0 may grow again.
+        self._p += np.diag((_DRIFT * np.maximum(self._w, _LEAST * _PRIOR_S)) ** 2)
         px = self._p @ x
-        variance = float(x @ px) + (_NOISE * took_s) ** 2
+        predicted_s = float(self._w @ x)
+        # A step that was short by chance must not count for more than one that was long.
+        variance = float(x @ px) + (_NOISE * max(took_s, predicted_s)) ** 2
         reach_s = _OUTLIER * variance**0.5
-        error_s = max(-reach_s, min(took_s - float(self._w @ x), reach_s))
+        error_s = max(-reach_s, min(took_s - predicted_s, reach_s))
         self._w += px / variance * error_s
         self._p -= np.outer(px, px) / variance
         np.maximum(self._w, 0.0, out=self._w)

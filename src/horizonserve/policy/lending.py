@@ -10,7 +10,8 @@ time that is left for this stage, spread likewise.
   given up in this step. They may be taken up again in the next.
 - *Order.* Decodes that can afford no pause; prefills, earliest due first, those that run and those
   that wait alike; decodes whose promise is given up, as many as end in ``LATE_S``; all other
-  decodes; prefills that are lost. A prompt is cut to what is left of the step.
+  decodes; prefills that are lost, but for the share of them that view.py grants. A prompt is cut
+  to what is left of the step.
 - *Lease.* A decode for which the step has no place sits out this step. It keeps its slot and its KV
   blocks: nothing is preempted, recomputed or moved. Nobody sits out longer than ``max_wait_s``.
 """
@@ -38,14 +39,15 @@ PREFILL_SHARE: Final = 0.85
 #: Long requests are served as if they had this share of their time: what comes after this stage
 #: takes longer than it does alone.
 LONG_SHARE: Final = 0.6
-#: Decodes whose promise is broken are to end within so many seconds, and lost prefills that have
-#: begun within so many.
+#: Decodes whose promise is broken are to take so many seconds in all, for which this share of the
+#: time is kept at most. Lost prefills that have begun count as due in so many seconds.
 LATE_S: Final = 20.0
+LATE_SHARE: Final = 0.25
 LOST_PREFILL_S: Final = 5.0
 #: A step is planned to end this share of its length before it must.
 MARGIN: Final = 0.05
-#: Lengths that are tried grow by this factor.
-STRIDE: Final = 1.2
+#: So many longer steps are tried.
+TRIES: Final = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +62,10 @@ class Job:
     generated: int
     #: Tokens it is expected to generate yet, at least 1.
     to_generate: int
-    #: Tokens that steps under way will generate.
+    #: Steps under way that it takes part in.
     in_flight: int = 0
     decode: bool = False
+    runs: bool = True
     #: What it adds to a step: a decode its token, a prefill the rest of its prompt.
     cost_s: float = 0.0
     #: Of a decode: time per token that keeps its promise; infinite if that is broken.
@@ -126,8 +129,12 @@ class Lending:
 
         limit_s, given_up = self._length(decodes, due, now_s)
         self._typical_s += 0.05 * (limit_s - self._typical_s)
-        order = self._order(decodes, due, given_up, limit_s, now_s)
-        return self._fill([*order, *lost], running, limit_s, len(given_up))
+        # The view puts a lost request first when the share of the lost is due (view.py).
+        first_is_lost = bool(waiting) and waiting[0].due_s == inf
+        share = waiting[:1] if first_is_lost and any(j.due_s < inf for j in waiting) else []
+        order = self._order(decodes, due, share, given_up, limit_s, now_s)
+        order += [job for job in lost if job not in share]
+        return self._fill(order, running, limit_s, len(given_up))
 
     def _pace(self, job: Job, now_s: float) -> None:
         """Set cost and pace of a decode."""
@@ -156,7 +163,7 @@ class Lending:
             due_s = max(wanted_s, first_s + job.cost_s)
         if first_s <= latest_s:
             job.due_s = due_s
-        elif job.context_tokens or job.generated:
+        elif job.runs or job.generated:
             job.due_s = now_s + LOST_PREFILL_S
 
     def _leave_by_s(self, job: Job, share: float) -> float:
@@ -183,24 +190,26 @@ class Lending:
 
         def keeps(limit_s: float) -> list[Promise]:
             able = (p for p in promises if (1 - MARGIN) * jobs[p.owner].pace_s >= limit_s)
-            return most_kept(able, now_s, 1 - self.model.fixed_s / limit_s - late_share)
+            speed = 1 - self.model.fixed_s / limit_s
+            return most_kept(able, now_s, speed - min(late_share, LATE_SHARE * speed))
 
         longest_s = max(STEP_SHARE * self.limits.target_s, LONGEST_SOLOS * self.model.solo_s)
         strictest_s = min((job.pace_s for job in kept), default=inf)
         limit_s = min((1 - MARGIN) * strictest_s, longest_s)
         best = keeps(limit_s) if promises else []
-        longer_s = limit_s * STRIDE
-        while len(best) < len(promises) and longer_s <= longest_s:
-            # A longer step does more in the same time, so it wins a tie.
-            if len(found := keeps(longer_s)) >= len(best):
-                best, limit_s = found, longer_s
-            longer_s *= STRIDE
+        if len(best) < len(promises):
+            stride = (longest_s / limit_s) ** (1 / TRIES)
+            for longer_s in [limit_s * stride**power for power in range(1, TRIES + 1)]:
+                # A longer step does more in the same time, so it wins a tie.
+                if len(found := keeps(longer_s)) >= len(best):
+                    best, limit_s = found, longer_s
         return limit_s, set(jobs) - {jobs[promise.owner] for promise in best}
 
     def _order(
         self,
         decodes: Sequence[Job],
         prefills: Sequence[Job],
+        share: Sequence[Job],
         given_up: set[Job],
         limit_s: float,
         now_s: float,
@@ -208,41 +217,53 @@ class Lending:
         """Whom to serve, in this order; sets when each decode is due to advance."""
         kept: list[Job] = []
         late: list[Job] = []
-        waited: list[Job] = []
+        long_ago_s = now_s - self.limits.max_wait_s
+        waited = [job for job in prefills if job.runs and _served_s(job) < long_ago_s]
+        first = set(waited)
+        prefills = [job for job in prefills if job not in first]
         for job in decodes:
             keeps = job.pace_s < inf and job not in given_up
             pace_s = job.pace_s if keeps else self._late_pace_s(job)
             if keeps and job.ticket.path is Path.LONG:
                 left_s = self._leave_by_s(job, LONG_SHARE) - now_s
                 pace_s = max(min(pace_s, left_s / job.to_generate), self.model.solo_s)
-            served_s = now_s if job.in_flight else job.ticket.served_s
+            served_s = now_s if job.in_flight else _served_s(job)
             job.due_s = served_s + pace_s
-            if now_s - served_s > self.limits.max_wait_s:
+            if served_s < long_ago_s:
                 waited.append(job)
             else:
                 (kept if keeps else late).append(job)
-        for job in prefills:
-            begun = job.context_tokens > 0
-            if begun and now_s - job.ticket.served_s > self.limits.max_wait_s:
-                waited.append(job)
         # One that is not in this step ends the next one at the earliest.
         soon_s = now_s + 2 * limit_s
         by_due = attrgetter("due_s")
         now, later = _split(sorted(kept, key=by_due), soon_s)
         late_now, late_later = _split(sorted(late, key=by_due), soon_s)
+        places = self._late_places(late_now, limit_s) if kept or prefills else len(late_now)
         return [
             *sorted(waited, key=by_due),
             *now,
-            *(job for job in prefills if job not in given_up and job not in waited),
-            *late_now,
-            *(job for job in prefills if job in given_up and job not in waited),
+            *share,
+            *(job for job in prefills if job not in given_up),
+            *late_now[:places],
+            *(job for job in prefills if job in given_up),
             *later,
+            *late_now[places:],
             *late_later,
         ]
 
+    def _late_places(self, late: Sequence[Job], limit_s: float) -> int:
+        """How many of those whose promise is not kept have a place before others."""
+        left_s = LATE_SHARE * (limit_s - self.model.fixed_s)
+        for places, job in enumerate(late):
+            left_s -= job.cost_s
+            if left_s < 0:
+                return max(1, places)
+        return len(late)
+
     def _late_pace_s(self, job: Job) -> float:
         """Pace of a decode whose promise is not kept: never ahead of its TBT."""
-        return max(min(job.ticket.tbt_s, LATE_S), LATE_S / job.to_generate)
+        pace_s = LATE_S / (job.generated + job.to_generate)
+        return max(pace_s, job.ticket.tbt_s) if job.ticket.tbt_s < inf else pace_s
 
     def _fill(
         self, order: Iterable[Job], running: Sequence[Job], limit_s: float, given_up: int
@@ -251,19 +272,18 @@ class Lending:
         left_s = limit_s - self.model.fixed_s
         left_tokens = self.limits.tokens
         left_requests = self.limits.requests or left_tokens
-        inside = set(running)
         taken: dict[Job, int] = {}
         enters = False
         for job in order:
             tokens = self._fit(job, left_s, left_tokens) if left_requests else 0
-            if job in inside and enters and tokens < job.tokens:
+            if job.runs and enters and tokens < job.tokens:
                 # vLLM serves those that run first, and would give it the others' tokens.
                 tokens = 0
             if not taken:
                 tokens = max(tokens, 1 if self.limits.splits else min(job.tokens, left_tokens))
             if tokens:
                 taken[job] = tokens
-                enters |= job not in inside
+                enters |= not job.runs
                 left_tokens -= tokens
                 left_requests -= 1
                 left_s -= (
@@ -272,9 +292,9 @@ class Lending:
                     else self.model.prefill_s(tokens, job.context_tokens)
                 )
         return Plan(
-            run=sorted((job for job in taken if job in inside), key=lambda job: not job.decode),
+            run=sorted((job for job in taken if job.runs), key=lambda job: not job.decode),
             lend=[job for job in running if job not in taken],
-            enter=[job for job in taken if job not in inside],
+            enter=[job for job in taken if not job.runs],
             tokens=max(1, sum(taken.values())),
             limit_s=limit_s,
             given_up=given_up,
@@ -287,9 +307,13 @@ class Lending:
         if job.decode:
             return job.tokens if job.cost_s <= left_s and job.tokens <= left_tokens else 0
         if not self.limits.splits:
-            return job.tokens if job.tokens <= left_tokens else 0
+            return min(job.tokens, left_tokens)
         fits = job.tokens if job.cost_s <= left_s else int(job.tokens * left_s / job.cost_s)
         return min(fits, left_tokens)
+
+
+def _served_s(job: Job) -> float:
+    return max(job.ticket.served_s, job.ticket.arrival_s)
 
 
 def _split(jobs: Sequence[Job], soon_s: float) -> tuple[list[Job], list[Job]]:

@@ -52,6 +52,12 @@ class Ticket:
         """u(t); negative once the deadline has passed."""
         return (self.deadline_s - now_s) / self.estimate_s
 
+    def renew(self, now_s: float) -> None:
+        """Promise again what was promised at first: a session goes on with its next input."""
+        self.deadline_s += now_s - self.arrival_s
+        self.arrival_s = now_s
+        self.released_s, self.broken = None, False
+
     def token(self, now_s: float, count: int = 1) -> None:
         """Note tokens that were generated now."""
         self.served_s = now_s

@@ -32,7 +32,11 @@ LENDER: Final[tuple[Name, ...]] = (
     ("vllm.v1.core.sched.scheduler", "Scheduler.finished_recving_kv_req_ids"),
     ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_with_output"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._free_request"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_as_session"),
     ("vllm.v1.core.kv_cache_manager", "KVCacheManager.block_pool"),
+    ("vllm.v1.core.kv_cache_manager", "KVCacheManager.get_computed_blocks"),
+    ("vllm.v1.structured_output.request", "StructuredOutputRequest.is_grammar_ready"),
     ("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks"),
 )
 

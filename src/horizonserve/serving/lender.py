@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from horizonserve.config import Settings
 from horizonserve.policy.batch import StepModel
@@ -39,12 +40,17 @@ class Lender(QueueView):
       order: decodes, then prefills by due time, then those that sit out.
     - A waiting request enters when the plan gives it a token, KV blocks last for it and its
       adapter has a place beside those of all that run.
+    - A step for which KV blocks may not last is vLLM's own, in order of arrival and without leases:
+      vLLM then preempts the last of ``running``, and only if that is always the youngest is
+      progress certain. So is the step after one in which nothing could advance.
     - Where a stage cannot split a prompt, the token budget of a step is never lowered.
     - ``lending: off`` and every other policy are ``QueueView``'s.
     """
 
     _needs = compat.SCHEDULER + compat.LENDER
     _plan = _NOTHING
+    #: Whether the last step advanced anybody.
+    _moves_on = True
     _step_log: StepLog | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,7 +65,9 @@ class Lender(QueueView):
 
     def _use(self, settings: Settings) -> None:
         super()._use(settings)
-        self._plan = _NOTHING
+        self._lends_now = False
+        # Every other policy counts on the order of arrival.
+        self.running.sort(key=_arrival_s)
         self._step_clock = StepClock(self._model, lambda: self._clock())
         self._lending = Lending(
             self._model,
@@ -75,16 +83,31 @@ class Lender(QueueView):
     def _schedule_policy(self, throttle_prefills: bool, free: int) -> Any:
         if not self._settings.lends:
             return super()._schedule_policy(throttle_prefills, free)
-        waits = free > 0 and bool(self.waiting or self.skipped_waiting)
+        waits = free > 0 and (self.waiting or self.skipped_waiting)
         shown = self._candidates(free) if waits else []
         start_s = self._step_clock.start_s()
         self._model.co_run = hooks.shared is not None and hooks.shared.co_runs
-        self._plan = plan = self._lending.plan(self._jobs(self.running), self._jobs(shown), start_s)
-        if self._pressed(plan):
-            self._plan = _NOTHING
-            self.running.sort(key=lambda request: request.horizonserve_ticket.arrival_s)
-            return super()._schedule_policy(throttle_prefills, free)
-        self._lease(plan, start_s)
+        plan = self._lending.plan(self._jobs(self.running), self._jobs(shown), start_s)
+        if self._moves_on and self._blocks_last(plan):
+            self._lends_now = bool(plan.lend)
+            output = self._planned_step(throttle_prefills, plan, shown)
+        else:
+            self.running.sort(key=_arrival_s)
+            output = self._step(throttle_prefills, shown)
+        self._plan = plan
+        self._advanced = len(output.num_scheduled_tokens)
+        self._moves_on = self._advanced > 0 or not (plan.run or plan.enter)
+        if self._advanced:
+            for name in output.num_scheduled_tokens:
+                self.requests[name].horizonserve_ticket.served_s = start_s
+            load = load_of(output, self.requests, self._model.co_run)
+            self._step_clock.scheduled(output, load, start_s)
+            if self._step_log is not None:
+                self._step_log.add(entry(plan, self._clock()))
+        return output
+
+    def _planned_step(self, throttle_prefills: bool, plan: Plan, shown: list[Any]) -> Any:
+        self._lease(plan)
         # Companions enter with their parents; what is not fresh was never held back.
         place = {job.ticket: place for place, job in enumerate(plan.enter)}
         shown = [r for r in shown if r.horizonserve_ticket in place or not is_fresh(r)]
@@ -92,20 +115,14 @@ class Lender(QueueView):
         budget = self.max_num_scheduled_tokens
         self.max_num_scheduled_tokens = min(max(plan.tokens, self._min_tokens), budget)
         try:
-            if waits:
-                output = self._schedule_view(throttle_prefills, shown)
-            else:
-                output = super()._schedule_policy(throttle_prefills, 0)
+            return self._step(throttle_prefills, shown)
         finally:
             self.max_num_scheduled_tokens = budget
-        self._advanced = len(output.num_scheduled_tokens)
-        if self._advanced:
-            self._step_clock.scheduled(
-                output, load_of(output, self.requests, self._model.co_run), start_s
-            )
-            if self._step_log is not None:
-                self._step_log.add(entry(plan, self._clock()))
-        return output
+
+    def _step(self, throttle_prefills: bool, shown: list[Any]) -> Any:
+        if self.waiting or self.skipped_waiting:
+            return self._schedule_view(throttle_prefills, shown)
+        return super()._schedule_policy(throttle_prefills, 0)
 
     def _jobs(self, requests: Iterable[Any]) -> list[Job]:
         jobs = (job_of(request, self._lengths, self) for request in requests)
@@ -117,28 +134,21 @@ class Lender(QueueView):
         if self.lora_config is not None:
             shown = with_adapters(shown, self.running, self.lora_config.max_loras)
         # Without leases the stock rule holds, which counts on answers that end early.
-        if self._plan.lend:
+        if self._lends_now:
             shown = with_blocks(shown, self.running, self._lengths, self)
-        return shown
+        return shown[:free]
 
-    def _pressed(self, plan: Plan) -> bool:
-        """Whether KV blocks may not last for this step.
-
-        Then vLLM preempts the last of ``running``, and progress is certain only if that is always
-        the youngest; so such a step is left to vLLM, in order of arrival and without leases.
-        """
+    def _blocks_last(self, plan: Plan) -> bool:
+        """Whether there are KV blocks for this step."""
         need = blocks(self, plan.tokens) + blocks(self, 0) * len(plan.run + plan.enter)
-        return free_blocks(self) < need
+        return free_blocks(self) >= need
 
-    def _lease(self, plan: Plan, now_s: float) -> None:
+    def _lease(self, plan: Plan) -> None:
         until = self.current_step + 2  # vLLM counts this step before it looks
         for job in plan.lend:
             job.request.next_decode_eligible_step = max(
                 job.request.next_decode_eligible_step, until
             )
-        for job in (*plan.run, *plan.enter):
-            if not job.decode:  # a decode is served when its token comes
-                job.ticket.served_s = now_s
         self._lent += len(plan.lend)
         rank = {job.request: place for place, job in enumerate(plan.run)}
         self.running.sort(key=lambda request: rank.get(request, len(rank)))
@@ -150,10 +160,7 @@ class Lender(QueueView):
             request, new_token_ids, *args, **kwargs
         )
         if self._admission is not None:
-            ticket = request.horizonserve_ticket
-            ticket.token(self._clock(), len(tokens))
-            if stopped:
-                self._lengths.ended(ticket.request_class, request.num_output_tokens)
+            request.horizonserve_ticket.token(self._clock(), len(tokens))
         return tokens, stopped
 
     def shutdown(self) -> None:
@@ -167,12 +174,35 @@ class Lender(QueueView):
         if self._admission is not None:
             self._step_clock.ended(output, idle=not self.has_unfinished_requests())
 
+    def request_ended(self, request: Any) -> None:
+        """Note how long a request got."""
+        if self._admission is not None and request.status is not RequestStatus.FINISHED_ABORTED:
+            request_class = request.horizonserve_ticket.request_class
+            self._lengths.ended(request_class, request.num_output_tokens)
 
-class StepEnds(Scheduler):
-    """Tells the lender when a step ends; first of all bases, since OmniAR's own does not ask on."""
+    def session_goes_on(self, session: Any) -> None:
+        """Renew the promises of a session whose next input is taken up."""
+        if self._admission is not None:
+            session.horizonserve_ticket.renew(self._clock())
+
+
+def _arrival_s(request: Any) -> float:
+    return float(request.horizonserve_ticket.arrival_s)
+
+
+class Events(Scheduler):
+    """Tells the lender what happens; first of all bases, since OmniAR's methods need not ask on."""
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's, after the time was taken."""
+        """vLLM's; a step has ended."""
         result = super().update_from_output(scheduler_output, *args, **kwargs)
         self.step_ended(scheduler_output)
         return result
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.request_ended(request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _update_request_as_session(self, session: Any, update: Any) -> None:
+        super()._update_request_as_session(session, update)
+        self.session_goes_on(session)

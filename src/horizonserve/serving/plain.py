@@ -7,14 +7,14 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from horizonserve.serving.lender import Lender, StepEnds
+from horizonserve.serving.lender import Events, Lender
 
 
-class HorizonScheduler(StepEnds, Lender, Scheduler):
+class HorizonScheduler(Events, Lender, Scheduler):
     """Synchronous."""
 
 
-class HorizonAsyncScheduler(StepEnds, Lender, AsyncScheduler):
+class HorizonAsyncScheduler(Events, Lender, AsyncScheduler):
     """Asynchronous: the next step is scheduled while this one runs."""
 
 

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
 
 from horizonserve.serving import compat
-from horizonserve.serving.lender import Lender, StepEnds
+from horizonserve.serving.lender import Events, Lender
 from horizonserve.serving.pipelines import final_outputs
 
 
@@ -38,11 +38,11 @@ class OmniLender(Lender):
     _final_outputs = staticmethod(final_outputs)
 
 
-class HorizonARScheduler(StepEnds, OmniARScheduler, OmniLender, Scheduler):
+class HorizonARScheduler(Events, OmniARScheduler, OmniLender, Scheduler):
     """Synchronous."""
 
 
-class HorizonARAsyncScheduler(StepEnds, OmniARAsyncScheduler, OmniLender, AsyncScheduler):
+class HorizonARAsyncScheduler(Events, OmniARAsyncScheduler, OmniLender, AsyncScheduler):
     """Asynchronous: the next step is scheduled while this one runs."""
 
 

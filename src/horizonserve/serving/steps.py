@@ -12,51 +12,59 @@ from horizonserve.policy.batch import Load, StepModel
 from horizonserve.policy.lending import Job
 from horizonserve.policy.lengths import Lengths
 
-_COMPUTABLE = (
-    RequestStatus.RUNNING,
-    RequestStatus.WAITING,
-    RequestStatus.PREEMPTED,
-    # Compiled within moments.
-    RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
-)
+_COMPUTABLE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def job_of(request: Any, lengths: Lengths, scheduler: Any) -> Job | None:
     """A running or waiting request as a step sees it; None when a step can do nothing for it."""
     if request.next_decode_eligible_step > scheduler.current_step + 1:
         return None  # its last token is still on its way through a pipeline
-    if (
-        request.status not in _COMPUTABLE
-        and request.request_id not in scheduler.finished_recving_kv_req_ids
-    ):
+    if request.status not in _COMPUTABLE and not _unblocked(request, scheduler):
         return None
-    in_flight = request.num_output_placeholders
-    generated = request.num_output_tokens + in_flight
-    tokens = request.num_tokens_with_spec + in_flight - request.num_computed_tokens
-    at_most = request.max_tokens - generated
-    if tokens <= 0 or at_most <= 0:
+    placeholders = request.num_output_placeholders
+    drafts = len(request.spec_token_ids)
+    generated = request.num_output_tokens + placeholders
+    context_tokens = request.num_computed_tokens
+    tokens = request.num_tokens_with_spec + placeholders - context_tokens
+    if tokens <= 0:
         return None
     ticket = request.horizonserve_ticket
+    runs = request.status is RequestStatus.RUNNING
+    if not runs and context_tokens == 0:
+        # What vLLM will find in the prefix cache, if that is on.
+        context_tokens = scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+        tokens -= context_tokens
     return Job(
         request,
         ticket,
         tokens,
-        request.num_computed_tokens,
+        context_tokens,
         generated,
-        lengths.to_generate(ticket.request_class, generated, at_most),
-        in_flight,
-        decode=generated > 0 and tokens <= 1 + len(request.spec_token_ids),
+        lengths.to_generate(ticket.request_class, generated, request.max_tokens - generated),
+        # Every step under way holds a token and its drafts.
+        -(-placeholders // (1 + drafts)),
+        decode=runs and generated > 0 and tokens <= 1 + drafts,
+        runs=runs,
     )
+
+
+def _unblocked(request: Any, scheduler: Any) -> bool:
+    """Whether vLLM will find, when it looks, that a blocked request can go on."""
+    if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        grammar = request.structured_output_request
+        return grammar is not None and bool(grammar.is_grammar_ready)
+    return request.request_id in scheduler.finished_recving_kv_req_ids
 
 
 def load_of(output: Any, requests: Mapping[str, Any], co_run: bool) -> Load:
     """What a scheduled step computes; ``co_run``: whether a stage downstream works beside it."""
     decodes = prefill_tokens = 0
     attention = 0.0
+    drafts = output.scheduled_spec_decode_tokens
     for name, tokens in output.num_scheduled_tokens.items():
         context_tokens = requests[name].num_computed_tokens - tokens
         attention += tokens * (context_tokens + tokens / 2)
-        if tokens == 1:
+        if tokens <= 1 + len(drafts.get(name, ())):
             decodes += 1
         else:
             prefill_tokens += tokens
