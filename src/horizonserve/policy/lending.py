@@ -41,8 +41,8 @@ PREFILL_SHARE: Final = 0.85
 LONG_SHARE: Final = 0.6
 #: Decodes whose promise is broken are to take so many seconds in all, for which this share of the
 #: time is kept at most. Lost prefills that have begun count as due in so many seconds.
-LATE_S: Final = 20.0
-LATE_SHARE: Final = 0.25
+LATE_S: Final = 10.0
+LATE_SHARE: Final = 0.7
 LOST_PREFILL_S: Final = 5.0
 #: A step is planned to end this share of its length before it must.
 MARGIN: Final = 0.05
