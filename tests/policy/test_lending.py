@@ -124,6 +124,19 @@ def test_a_stream_given_up_does_not_shorten_the_step_of_the_others() -> None:
     assert plan.limit_s > 2 * TBT_S
 
 
+def test_many_broken_streams_leave_room_for_whose_promise_is_whole() -> None:
+    storm = [stream(f"b{i}", broken=True, served_s=NOW_S - 1.0) for i in range(40)]
+    plan = lending().plan([*storm, stream("s1")], [prompt("w1", 10, due_in_s=1.0)], NOW_S)
+    assert "s1" in names(plan.run) and names(plan.enter) == "w1"
+    assert plan.given_up == 0
+
+
+def test_a_long_request_that_is_late_still_ends_soon() -> None:
+    late = audio("l1", age_s=30.0, to_generate=50)
+    lending().plan([late], [], NOW_S)
+    assert late.due_s - NOW_S < 0.25
+
+
 def test_nobody_sits_out_longer_than_the_bound() -> None:
     poor = [stream(f"t{i}") for i in range(10)]
     broken = stream("s1", broken=True, served_s=NOW_S - 5.5)

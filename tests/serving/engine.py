@@ -59,6 +59,7 @@ def make_scheduler(
     blocks: int = 2000,
     loras: int = 0,
     additional_config: dict[str, Any] | None = None,
+    prefix_caching: bool = False,
 ) -> Any:
     """A scheduler of this class with its KV cache manager; ``asynchronous`` by its name.
 
@@ -75,7 +76,7 @@ def make_scheduler(
             is_encoder_decoder=False,
             async_scheduling="Async" in cls.__name__,
         ),
-        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=False),
+        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=prefix_caching),
         device_config=DeviceConfig(device="cpu"),
         lora_config=LoRAConfig(max_loras=loras) if loras else None,
         additional_config=additional_config or {},
@@ -122,7 +123,7 @@ def make_request(
         ),
         pooling_params=None,
         additional_information=info,
-        block_hasher=None,
+        block_hasher=fields.pop("block_hasher", None),
         **fields,
     )
 

@@ -3,7 +3,7 @@ rules is worth.
 
 rates      `default` and `edf`, each at its own best slot count and token budget, and `horizon` with
            neither, at several rates: all rates of the first seed, then of the next one
-ablation   at the rate of the picks: `horizon`, and with each rule off
+ablation   at one stressed rate: `horizon`, and with each rule off
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class LendingConfig(StudyConfig):
     )
     slots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     token_budgets: tuple[int, ...] = (4_096, 2_048, 1_024, 512, 256, 128)
-    #: Also the load of the ablation.
-    pick_load: float = 1.5
+    #: Where slot counts differ; at 1.5x the same trace is kept whole by several.
+    pick_load: float = 2.0
+    pick_duration_s: float = 30.0
+    ablation_load: float = 1.5
     parts: tuple[str, ...] = ("rates", ABLATION)
     loads: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0)
     duration_s: float = 120.0
@@ -87,7 +89,7 @@ class LendingStudy(Study):
                     await self.play(experiment, only_seed=seed)
         if ABLATION in c.parts:
             arms = [_horizon(), *ABLATIONS]
-            await self.play(self.experiment(ABLATION, c.pick_load, c.duration_s, c.seeds, arms))
+            await self.play(self.experiment(ABLATION, c.ablation_load, c.duration_s, c.seeds, arms))
 
     def ratios(self, name: str) -> list[Ratio]:
         """`horizon` over the best of the others; in the ablation, over itself with a rule off."""
