@@ -154,6 +154,12 @@ async def _measure(
             )
     with watch.step("saturation rate", effort.ramp_s + effort.window_s) as say:
         rate = await saturation.measure(
-            live, mix, ramp_s=effort.ramp_s, window_s=effort.window_s, progress=say
+            live,
+            mix,
+            # More than the slots, so that each is taken again at once.
+            in_flight=max(16, 2 * slots),
+            ramp_s=effort.ramp_s,
+            window_s=effort.window_s,
+            progress=say,
         )
     return Calibration(solos, rate, slots)

@@ -48,10 +48,12 @@ class LendingConfig(StudyConfig):
     )
     slots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     token_budgets: tuple[int, ...] = (4_096, 2_048, 1_024, 512, 256, 128)
-    #: Where slot counts differ; at 1.5x the same trace is kept whole by several.
-    pick_load: float = 2.0
+    #: With so many slots the stage, not their number, is what saturates.
+    saturation_slots: int = 32
+    #: Where slot counts differ: below, the same trace is kept whole by several.
+    pick_load: float = 1.0
     pick_duration_s: float = 30.0
-    ablation_load: float = 1.5
+    ablation_load: float = 1.0
     parts: tuple[str, ...] = ("rates", ABLATION)
     loads: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0)
     duration_s: float = 120.0

@@ -9,9 +9,9 @@ time that is left for this stage, spread likewise.
   promise, length and promises are chosen such that most are kept (promises.py), and the others are
   given up in this step. They may be taken up again in the next.
 - *Order.* Decodes that can afford no pause; prefills, earliest due first, those that run and those
-  that wait alike; decodes whose promise is given up, as many as end in ``LATE_S``; all other
-  decodes; prefills that are lost, but for the share of them that view.py grants. A prompt is cut
-  to what is left of the step.
+  that wait alike; decodes whose promise is given up, at the pace of an answer in ``LATE_S``; all
+  other decodes; prefills that are lost, but for the share of them that view.py grants. A prompt
+  is cut to what is left of the step.
 - *Lease.* A decode for which the step has no place sits out this step. It keeps its slot and its KV
   blocks: nothing is preempted, recomputed or moved. Nobody sits out longer than ``max_wait_s``.
 """
@@ -65,6 +65,7 @@ class Job:
     #: Steps under way that it takes part in.
     in_flight: int = 0
     decode: bool = False
+    #: Whether it is in the stage already, not waiting.
     runs: bool = True
     #: What it adds to a step: a decode its token, a prefill the rest of its prompt.
     cost_s: float = 0.0
@@ -147,7 +148,7 @@ class Lending:
         else:
             end_s = self._leave_by_s(job, 1.0)
         pace_s = (end_s - now_s) / job.to_generate
-        if pace_s >= solo_s:
+        if pace_s > solo_s:
             job.pace_s = pace_s
 
     def _due(self, job: Job, now_s: float) -> None:
