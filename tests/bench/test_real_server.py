@@ -14,6 +14,7 @@ import pytest
 from horizonserve.bench.compare import Arm, Experiment, Watch, compare
 from horizonserve.bench.guard import descendants
 from horizonserve.bench.live import Live
+from horizonserve.bench.metrics import Targets
 from horizonserve.bench.play import Bounds
 from horizonserve.bench.result import Status
 from horizonserve.bench.server import Server
@@ -46,7 +47,8 @@ def test_one_server_serves_every_arm(server: Server, tmp_path: Path) -> None:
     async def main() -> None:
         async with Live.open(server) as live:
             base = live.record().settings
-            await compare(live, Store(tmp_path), experiment, base, SLO_MS, Watch())
+            targets = Targets({name: ms / 1_000 for name, ms in SLO_MS.items()})
+            await compare(live, Store(tmp_path), experiment, base, targets, Watch())
 
     asyncio.run(main())
     runs = [Store(tmp_path).load(experiment.run_name(seed, arm)) for seed, arm in experiment.runs()]

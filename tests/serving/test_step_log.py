@@ -66,6 +66,7 @@ def test_an_entry_of_a_real_plan_names_all_who_run_or_enter_once() -> None:
     served = {"released_s": 103.0, "served_s": NOW_S}
     banked = [job(ticket(f"s{i}", 99.5, 0.3, **served), 1, generated=4) for i in range(5)]
     new = job(ticket("new", 100.5), 40)
+    new.runs = False
     plan = Lending(StepModel(), Limits(tokens=64, requests=2)).plan(banked, [new], NOW_S)
     said = entry(plan, NOW_S)["requests"]
     assert {r["id"] for r in said} == {j.request.request_id for j in (*banked, new)}
