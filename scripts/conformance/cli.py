@@ -123,6 +123,8 @@ class Runner:
         }
         if config.policy:
             env["HORIZON_SCHEDULER"] = config.policy
+            # vLLM's tests count steps by slots and budget, which lending decides anew.
+            env["HORIZON_LENDING"] = "off"
         return env
 
 
