@@ -7,29 +7,20 @@ docs/benchmarks.md says what it measures. Start it again with the same --out to 
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from horizonserve.bench.calibrate import QUICK
 from horizonserve.bench.lending_study import ABLATION, LendingConfig, LendingStudy
-from horizonserve.bench.report import run_study
+from horizonserve.bench.report import run_study, study_arguments
 
 
 def main() -> None:
     """Config, seeds, run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="made there if it is missing")
-    parser.add_argument("--deploy", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--port", type=int)
+    parser = study_arguments(__doc__)
     parts = ("rates", ABLATION)
     parser.add_argument("--parts", nargs="+", default=list(parts), choices=parts)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0])
     parser.add_argument("--duration-s", type=float, default=120.0)
-    parser.add_argument("--time-limit-s", type=float, default=5_400.0)
-    parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
     a = parser.parse_args()
     config = LendingConfig(
         seeds=tuple(a.seeds),

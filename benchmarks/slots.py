@@ -7,30 +7,21 @@ docs/benchmarks.md says what it measures. Start it again with the same --out to 
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from horizonserve.bench.calibrate import QUICK
-from horizonserve.bench.report import run_study
+from horizonserve.bench.report import run_study, study_arguments
 from horizonserve.bench.slots_study import SlotsConfig, SlotsStudy
 from horizonserve.workload import Mix
 
 
 def main() -> None:
     """Config, seeds, run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="made there if it is missing")
-    parser.add_argument("--deploy", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--port", type=int)
+    parser = study_arguments(__doc__)
     parser.add_argument("--parts", default="ab", choices=("a", "b", "ab"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--audio-share", type=float, default=0.3)
     parser.add_argument("--token-budgets", type=int, nargs="+", default=[4_096, 512])
     parser.add_argument("--ablations", action="store_true")
-    parser.add_argument("--time-limit-s", type=float, default=5_400.0)
-    parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
     a = parser.parse_args()
     config = SlotsConfig(
         mix=Mix.of_audio_share(a.audio_share),

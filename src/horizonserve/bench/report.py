@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from pathlib import Path
@@ -19,6 +20,19 @@ from horizonserve.bench.summary import Ratio, rows, to_csv, to_json
 from horizonserve.bench.table import KIND, ratio_line, table
 
 _STOP_S: Final = 30.0
+
+
+def study_arguments(description: str | None) -> argparse.ArgumentParser:
+    """A command line with what every study asks for."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", type=Path, required=True, help="made there if it is missing")
+    parser.add_argument("--deploy", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--time-limit-s", type=float, default=5_400.0)
+    parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works")
+    return parser
 
 
 def run_study(

@@ -91,11 +91,11 @@ class Admission:
             slo_s = hints.slo_ms / 1e3
             # Who asks for less time expects to need less; else it would be lost on arrival.
             estimate_s = min(estimate_s, slo_s / self._slo_multiple)
-        # By position: keywords would cost as much as all the rest.
         tbt_s = inf
         if path is Path.SHORT:
             tbt_ms = hints.tbt_ms or self._settings.tbt_ms(request_class, self._solo_s() * 1e3)
             tbt_s = tbt_ms / 1e3
+        # By position: keywords would cost as much as all the rest.
         return Ticket(
             request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s, tbt_s
         )
