@@ -12,6 +12,7 @@ from horizonserve.config import Settings
 from horizonserve.policy.batch import StepModel
 from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
+from horizonserve.policy.slack import Ticket
 from horizonserve.serving import compat, hooks
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
@@ -159,8 +160,8 @@ class Lender(QueueView):
         tokens, stopped = super()._update_request_with_output(
             request, new_token_ids, *args, **kwargs
         )
-        if self._admission is not None:
-            request.horizonserve_ticket.token(self._clock(), len(tokens))
+        if (ticket := _ticket(request)) is not None:
+            ticket.token(self._clock(), len(tokens))
         return tokens, stopped
 
     def shutdown(self) -> None:
@@ -176,14 +177,20 @@ class Lender(QueueView):
 
     def request_ended(self, request: Any) -> None:
         """Note how long a request got."""
-        if self._admission is not None and request.status is not RequestStatus.FINISHED_ABORTED:
-            request_class = request.horizonserve_ticket.request_class
-            self._lengths.ended(request_class, request.num_output_tokens)
+        aborted = request.status is RequestStatus.FINISHED_ABORTED
+        if (ticket := _ticket(request)) is not None and not aborted:
+            self._lengths.ended(ticket.request_class, request.num_output_tokens)
 
     def session_goes_on(self, session: Any) -> None:
         """Renew the promises of a session whose next input is taken up."""
         if self._admission is not None:
             session.horizonserve_ticket.renew(self._clock())
+
+
+def _ticket(request: Any) -> Ticket | None:
+    """None while nothing is switched on, or for a request that was in no step and no queue yet."""
+    ticket: Ticket | None = getattr(request, "horizonserve_ticket", None)
+    return ticket
 
 
 def _arrival_s(request: Any) -> float:
