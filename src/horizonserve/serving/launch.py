@@ -93,11 +93,12 @@ def _take_flag(args: Any) -> str | None:
 
 
 def _enable_omni(args: Any, settings: Settings) -> None:
-    from horizonserve.serving import front_end, hooks, pipelines
+    from horizonserve.serving import answers, front_end, hooks, pipelines
 
     compat.require(compat.LAUNCH)
     pipelines.install()
     front_end.install()
+    answers.prepare()
     hooks.prepare(settings)
 
 

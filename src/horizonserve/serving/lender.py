@@ -14,6 +14,7 @@ from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
 from horizonserve.policy.slack import Ticket
 from horizonserve.serving import compat, hooks
+from horizonserve.serving.answers import Answers
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
 from horizonserve.serving.step_log import StepLog, entry
@@ -26,7 +27,7 @@ from horizonserve.serving.steps import (
     with_adapters,
     with_blocks,
 )
-from horizonserve.slo import RequestClass
+from horizonserve.slo import Path, RequestClass
 
 _NOTHING = Plan([], [], [], 0, 0.0, 0)
 
@@ -58,11 +59,15 @@ class Lender(QueueView):
         self._model = StepModel()
         self._lengths = Lengths()
         super().__init__(*args, **kwargs)
+        self._answers = Answers(self._estimator)
         if self._admission is not None and self._settings.step_log:
             self._step_log = StepLog(self._settings.step_log)
 
     def _alone_s(self) -> float:
         return self._model.solo_s
+
+    def _answer_tokens(self, request_class: RequestClass, at_most: int) -> int:
+        return self._lengths.to_generate(request_class, 0, at_most)
 
     def _use(self, settings: Settings) -> None:
         super()._use(settings)
@@ -161,11 +166,20 @@ class Lender(QueueView):
             request, new_token_ids, *args, **kwargs
         )
         if (ticket := _ticket(request)) is not None:
-            ticket.token(self._clock(), len(tokens))
+            now_s = self._clock()
+            if tokens and ticket.released_s is None and ticket.entered_s is not None:
+                self._first_token(request, ticket, now_s - ticket.entered_s)
+            ticket.token(now_s, len(tokens))
         return tokens, stopped
 
+    def _first_token(self, request: Any, ticket: Ticket, after_s: float) -> None:
+        if ticket.path is Path.SHORT:
+            prompt_tokens = request.num_prompt_tokens
+            self._estimator.observe(ticket.request_class, prompt_tokens, 0, after_s)
+
     def shutdown(self) -> None:
-        """vLLM's, and the end of the log."""
+        """vLLM's, and the end of what is its own."""
+        self._answers.close()
         if self._step_log is not None:
             self._step_log.close()
         super().shutdown()
@@ -174,12 +188,21 @@ class Lender(QueueView):
         """Take the time of a step whose output has come."""
         if self._admission is not None:
             self._step_clock.ended(output, idle=not self.has_unfinished_requests())
+            self._answers.poll()
 
     def request_ended(self, request: Any) -> None:
         """Note how long a request got."""
         aborted = request.status is RequestStatus.FINISHED_ABORTED
         if (ticket := _ticket(request)) is not None and not aborted:
             self._lengths.ended(ticket.request_class, request.num_output_tokens)
+            if ticket.path is Path.LONG and ticket.entered_s is not None:
+                self._answers.await_(
+                    getattr(request, "external_req_id", None) or request.request_id,
+                    ticket.request_class,
+                    request.num_prompt_tokens,
+                    request.num_output_tokens,
+                    ticket.entered_s,
+                )
 
     def session_goes_on(self, session: Any) -> None:
         """Renew the promises of a session whose next input is taken up."""

@@ -1,0 +1,110 @@
+"""The server of a fixed-cap sweep, and where its result goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from horizonserve import facts
+from horizonserve.bench.boot import BOOT_GUESS_S
+from horizonserve.bench.display import Display
+from horizonserve.bench.live import Live, LiveError
+from horizonserve.bench.server import Server, command_line, free_port, serve
+from horizonserve.profile import Model, Profile, load, place, save
+from horizonserve.profiling.figures import plot
+from horizonserve.profiling.sm import Levels, Measured, SmConfig, choose, sweep
+from horizonserve.spatial.ladder import Die, aligned, existing
+from horizonserve.spatial.ladder import choose as choose_levels
+
+#: Everything that a ladder can hold; the sweep chooses within it.
+_WIDEST: Final = {"HORIZON_SPATIAL": "on", "HORIZON_S_MIN_SMS": "1"}
+
+
+def planned_levels(backend: str) -> Levels:
+    """The levels that a server on this machine would have.
+
+    Raises:
+        RuntimeError: there is no GPU, or it has no green contexts.
+    """
+    if backend == "cores":
+        die = Die(os.cpu_count() or 1, 1, 1)
+        levels = existing(die, aligned(die))
+    else:
+        from horizonserve.spatial.driver import Device
+
+        device = Device()
+        die, levels = device.die, device.levels()
+    chosen = choose_levels(die, levels, 1, max(1, die.total_sms - 1))
+    return [(level.shared_sms, level.downstream_sms) for level in chosen]
+
+
+def serve_and_sweep(
+    model: str,
+    deploy: Path | None,
+    backend: str,
+    config: SmConfig,
+    out: Path,
+    console: Console,
+) -> tuple[Path, Profile, bool]:
+    """Start a server whose ladder spans the device, sweep, add it to the profile and plot it.
+
+    Returns where the profile is, the profile, and whether every round was measured.
+
+    Raises:
+        ServerError: it did not start.
+        LiveError: it cannot be capped, or a request failed.
+    """
+    most = max(shared for shared, downstream in planned_levels(backend) if downstream)
+    env = {**_WIDEST, "HORIZON_SPATIAL_BACKEND": backend, "HORIZON_S_CAP_SMS": str(most)}
+    port = free_port()
+    argv = command_line(model, deploy, scheduler="horizon", port=port)
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(Display(console, BOOT_GUESS_S + config.budget_s))
+        with display.step("starting the server", BOOT_GUESS_S) as say:
+            server = stack.enter_context(
+                serve(argv, port, out / "server.log", env=env, notify=lambda _s, line: say(line))
+            )
+        with display.step("sweeping", config.budget_s) as say:
+            levels, found, measured = asyncio.run(_swept(server, config, say))
+    platform = facts.platform()
+    found = Model(name=Path(model).name, **found.model_dump(exclude={"name"}))
+    path = place(out, platform, found)
+    profile = Profile(
+        kind=facts.kind(platform),
+        platform=platform,
+        model=found,
+        versions=facts.versions(),
+        date=datetime.date.today(),
+        seed=config.seed,
+    )
+    if path.exists():
+        profile = load(path)
+    profile = profile.model_copy(update={"sms": choose(levels, measured, config, backend)})
+    save(profile, path)
+    assert profile.sms is not None
+    whole = measured[levels[-1][0]].shorts
+    plot(profile.sms, whole, profile.kind, path.with_suffix(".sms.png"))
+    return path, profile, all(len(one.tpot_s) == config.rounds for one in measured.values())
+
+
+async def _swept(
+    server: Server, config: SmConfig, say: Callable[[str], None]
+) -> tuple[Levels, Model, dict[int, Measured]]:
+    async with Live.open(server) as live:
+        identity = live.record().identity
+        spatial = identity["spatial"]
+        if "levels" not in spatial:
+            raise LiveError(
+                f"the server cannot be capped: {spatial.get('why', spatial['state'])}; see"
+                " `horizonserve doctor`"
+            )
+        levels = [(shared, downstream) for shared, downstream in spatial["levels"]]
+        model = Model(name="", **identity["architecture"])
+        return levels, model, await sweep(live, levels, config, say)

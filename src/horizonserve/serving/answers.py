@@ -1,0 +1,129 @@
+"""First responses of requests that later stages answer, told by the front end to the shared stage.
+
+The shared stage sees a long request leave; when its user heard the first sound, or had the image,
+only the front end knows. It says so in a datagram to an abstract Unix socket, which is no file and
+goes with its process. Only processes of the same user are believed. What is lost, because nobody
+listens or the queue is full, is a sample less for an estimate and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from typing import Final, NamedTuple
+
+from vllm.logger import init_logger
+
+from horizonserve.policy.estimate import Estimator
+from horizonserve.slo import RequestClass
+
+logger = init_logger(f"vllm.{__name__}")
+
+#: Names the socket of the server whose processes inherit it.
+VARIABLE: Final = "HORIZONSERVE_ANSWERS"
+_TIME: Final = struct.Struct("=d")
+_CREDENTIALS: Final = struct.Struct("=3i")
+_LONGEST_ID_BYTES: Final = 1_024
+#: Requests whose first response is awaited at most; the oldest are forgotten.
+_AWAITED: Final = 4_096
+
+
+def prepare() -> None:
+    """Choose the name, in the process that launches the stages."""
+    os.environ[VARIABLE] = f"horizonserve-answers-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def tell(request_id: str, at_s: float) -> None:
+    """Say when a first response left; never waits, never raises."""
+    name = os.environ.get(VARIABLE)
+    if name is None:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.setblocking(False)
+            out.sendto(_TIME.pack(at_s) + request_id.encode(), f"\0{name}")
+    except OSError:
+        pass
+
+
+class _Awaited(NamedTuple):
+    request_class: RequestClass
+    prompt_tokens: int
+    answer_tokens: int
+    entered_s: float
+
+
+class Answers:
+    """Matches first responses with the requests that left the shared stage."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self._estimator = estimator
+        self._awaited: dict[str, _Awaited] = {}
+        self._socket: socket.socket | None = None
+        if (name := os.environ.get(VARIABLE)) is None:
+            return
+        inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            inbox.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            inbox.bind(f"\0{name}")
+        except OSError as error:
+            # Another replica of the stage has it.
+            inbox.close()
+            logger.warning("HorizonServe: no word of first responses downstream (%s)", error)
+            return
+        self._socket = inbox
+
+    def await_(
+        self,
+        request_id: str,
+        request_class: RequestClass,
+        prompt_tokens: int,
+        answer_tokens: int,
+        entered_s: float,
+    ) -> None:
+        """A request has left the shared stage for the next one."""
+        if self._socket is None:
+            return
+        if len(self._awaited) >= _AWAITED:
+            del self._awaited[next(iter(self._awaited))]
+        self._awaited[request_id] = _Awaited(
+            request_class, prompt_tokens, answer_tokens, entered_s
+        )
+
+    def poll(self) -> None:
+        """Learn from all that was told."""
+        while self._socket is not None:
+            try:
+                told, extra, _, _ = self._socket.recvmsg(
+                    _TIME.size + _LONGEST_ID_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except OSError:
+                return
+            if len(told) > _TIME.size and _is_ours(extra):
+                (at_s,) = _TIME.unpack_from(told)
+                self._learn(told[_TIME.size :].decode(errors="replace"), at_s)
+
+    def _learn(self, request_id: str, at_s: float) -> None:
+        awaited = self._awaited.pop(request_id, None)
+        if awaited is not None:
+            request_class, prompt_tokens, answer_tokens, entered_s = awaited
+            self._estimator.observe(
+                request_class, prompt_tokens, answer_tokens, at_s - entered_s
+            )
+
+    def close(self) -> None:
+        """No more is heard."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
+    """Whether the kernel says that a process of this user sent it."""
+    for level, kind, data in extra:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            _, user, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+            return bool(user == os.geteuid())
+    return False
