@@ -1,4 +1,4 @@
-"""`horizonserve doctor`: what there is, what a server would run under, and what limits its promises.
+"""`horizonserve doctor`: what there is, what a server would do, and what limits its promises.
 
 Looks at a running server if there is one, else at what a server that is started here would read.
 """

@@ -29,9 +29,7 @@ def requests(count: int, seed: int, answers: bool) -> list[tuple[int, int]]:
     ]
 
 
-def errors(
-    estimator: Estimator, name: RequestClass, seed: int, slower: float = 1.0
-) -> list[float]:
+def errors(estimator: Estimator, name: RequestClass, seed: int, slower: float = 1.0) -> list[float]:
     answers = name is T2A
     return [
         abs(estimator.estimate_s(name, x, g) / (slower * machine_s(x, g)) - 1)

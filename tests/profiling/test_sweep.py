@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import CLASSES, TOKEN_S, Machine, first_s
+from known_machine import CLASSES, TOKEN_S, Machine, first_s
 
 from horizonserve.profiling.fit import FEWEST, profiles
 from horizonserve.profiling.plan import Cell, Grid, cells
@@ -17,6 +17,12 @@ from horizonserve.profiling.samples import Samples, SamplesError, sweep_of
 from horizonserve.profiling.sweep import GIVE_UP, Effort, ServerGoneError, Sweep
 from horizonserve.serving.profiles import curve
 from horizonserve.slo import RequestClass
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
 
 PLAN = cells(Grid(), CLASSES)
 FACTS = sweep_of(PLAN, seed=1)

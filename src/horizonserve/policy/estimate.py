@@ -66,8 +66,8 @@ class Curve:
         further one takes.
         """
         at: dict[float, list[float]] = {}
-        for tokens, seconds in points:
-            at.setdefault(tokens, []).append(seconds)
+        for x, seconds in points:
+            at.setdefault(x, []).append(seconds)
         tokens = sorted(at)
         first_s = isotonic_regression([fmean(at[x]) for x in tokens]).x
         self._slope_s = 0.0
@@ -180,7 +180,9 @@ class Estimator:
     ) -> float:
         """Seconds from the first step to the first response; finite and above 0."""
         one = self._classes[request_class]
-        return max(LEAST_S, one.correction * one.base.first_response_s(prompt_tokens, answer_tokens))
+        return max(
+            LEAST_S, one.correction * one.base.first_response_s(prompt_tokens, answer_tokens)
+        )
 
     def observe(
         self,

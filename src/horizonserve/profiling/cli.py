@@ -88,7 +88,8 @@ def slo(
 ) -> None:
     """Run each class of the pipeline alone, at several sizes, and write the profile.
 
-    Ctrl-C keeps what there is; the same command goes on. Exit code 0: complete, 1: partial, 2: none.
+    Ctrl-C keeps what there is; the same command goes on. Exit code 0: complete, 1: partial,
+    2: nothing measured.
 
     Example: horizon-profile slo MODEL --deploy-config deploy.yaml --budget 15m
     """
@@ -151,9 +152,7 @@ def sm(
     from horizonserve.profiling.sm_server import planned_levels, serve_and_sweep
 
     console = Console()
-    config = SmConfig(
-        rounds=rounds, tolerance=tolerance, budget_s=seconds(budget), seed=seed
-    )
+    config = SmConfig(rounds=rounds, tolerance=tolerance, budget_s=seconds(budget), seed=seed)
     if backend not in ("green", "cores"):
         raise _fail(f"--backend {backend}: give green or cores")
     try:

@@ -62,9 +62,7 @@ def profiles(
         if all(len(found) >= FEWEST for found in sizes.values())
     }
     texts = {
-        name.value[0]: _Shared(sizes)
-        for name, sizes in whole.items()
-        if name.output is Output.TEXT
+        name.value[0]: _Shared(sizes) for name, sizes in whole.items() if name.output is Output.TEXT
     }
     return {
         name: _profile(plan, name, sizes, texts.get(name.value[0]), slo_multiple)

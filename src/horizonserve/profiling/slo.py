@@ -15,7 +15,7 @@ from rich.console import Console
 
 from horizonserve import facts, instance
 from horizonserve.bench.boot import BOOT_GUESS_S
-from horizonserve.bench.client import body, open_session, send
+from horizonserve.bench.client import body, send
 from horizonserve.bench.display import Display
 from horizonserve.bench.live import Live
 from horizonserve.bench.result import Result, Status
@@ -225,9 +225,7 @@ async def _served_name(live: Live) -> str:
 
 async def _alive(live: Live) -> bool:
     try:
-        async with live.session.get(
-            f"{live.server.url}/health", timeout=_LOOK_LIMIT
-        ) as response:
+        async with live.session.get(f"{live.server.url}/health", timeout=_LOOK_LIMIT) as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

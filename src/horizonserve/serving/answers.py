@@ -88,9 +88,7 @@ class Answers:
             return
         if len(self._awaited) >= _AWAITED:
             del self._awaited[next(iter(self._awaited))]
-        self._awaited[request_id] = _Awaited(
-            request_class, prompt_tokens, answer_tokens, entered_s
-        )
+        self._awaited[request_id] = _Awaited(request_class, prompt_tokens, answer_tokens, entered_s)
 
     def poll(self) -> None:
         """Learn from all that was told."""
@@ -109,9 +107,7 @@ class Answers:
         awaited = self._awaited.pop(request_id, None)
         if awaited is not None:
             request_class, prompt_tokens, answer_tokens, entered_s = awaited
-            self._estimator.observe(
-                request_class, prompt_tokens, answer_tokens, at_s - entered_s
-            )
+            self._estimator.observe(request_class, prompt_tokens, answer_tokens, at_s - entered_s)
 
     def close(self) -> None:
         """No more is heard."""

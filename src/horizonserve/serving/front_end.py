@@ -1,4 +1,4 @@
-"""Three patches of vLLM-Omni's front end: hints reach the shared stage, and so does news of answers.
+"""Three patches of vLLM-Omni's front end: the shared stage gets hints, and news of answers.
 
 vLLM-Omni 0.30 copies eleven sampling fields from a chat body and drops ``priority`` and
 ``vllm_xargs``. The stage reads hints from ``extra_args`` (hints.py), so they are put there.

@@ -15,8 +15,8 @@ from vllm.v1.request import RequestStatus
 import horizonserve
 from horizonserve.config import Settings, load
 from horizonserve.instance import Counters, Record
-from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.edf import earliest_deadline_first
+from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import Rules, TemporalPolicy, View
 from horizonserve.serving import compat, hooks, profiles

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import pytest
-
 from horizonserve.bench.result import Result, Status
 from horizonserve.profiling.plan import Cell
 from horizonserve.slo import Output, RequestClass
@@ -53,11 +51,6 @@ class Machine:
             tpot_s=TOKEN_S if cell.request_class.output is Output.TEXT else None,
             error=error or "",
         )
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return Machine()
 
 
 CLASSES = (RequestClass.T2T, RequestClass.A2T, RequestClass.T2A)
