@@ -39,6 +39,8 @@ class Ticket:
     estimate_s: float
     #: Promised time between tokens; infinite where none is.
     tbt_s: float = inf
+    #: Whose request it is, where services share a server (HALO).
+    service: str = ""
     #: Whether a member of the group was ever admitted; from then on it is no longer held back.
     started: bool = False
     #: When that was; None where the stock policy let it in.

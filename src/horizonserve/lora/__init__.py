@@ -1,0 +1,1 @@
+"""Base and LoRA computation side by side (HALO 4)."""

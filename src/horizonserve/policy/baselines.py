@@ -1,0 +1,139 @@
+"""Orders of the waiting requests that HALO is compared with (HALO 6.1). Each decides the order and
+nothing else; decodes go first, prompts take what is left of a fixed batch, nobody sits out.
+
+fcfs     order of arrival (S-LoRA)
+vtc-t    Virtual Token Counter: a service pays for its prompt tokens when a request starts and for each
+         token it gets; the service that has paid least goes next. A service that comes back from
+         idleness is lifted to the least counter of those that wait, so that it cannot save up.
+vtc-r    the service with the largest share of late first tokens goes next
+qoserve  earliest TTFT deadline first; the batch is the largest that keeps the strictest TBT
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from horizonserve.policy.slack import Ticket
+
+#: What a prompt token and an output token cost (weights of the VTC artifact).
+PROMPT_PRICE: Final = 1.0
+OUTPUT_PRICE: Final = 2.0
+
+
+class Waiter(Protocol):
+    """A waiting request."""
+
+    ticket: Ticket
+    tokens: int
+
+
+class Order(Protocol):
+    """The order of one baseline, and what it counts for it."""
+
+    def arrived(self, ticket: Ticket, waiting: Iterable[Ticket]) -> None:
+        """A request came; ``waiting``: those that wait already."""
+
+    def started(self, ticket: Ticket, prompt_tokens: int) -> None:
+        """A request had its first iteration; once, whatever happens to it later."""
+
+    def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
+        """A request got tokens, its first among them or not."""
+
+    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+        """Whom to let in, first to last; ``waiting`` is in order of arrival."""
+        ...
+
+
+class Fcfs:
+    """Order of arrival."""
+
+    def arrived(self, ticket: Ticket, waiting: Iterable[Ticket]) -> None:
+        """Counts nothing."""
+
+    def started(self, ticket: Ticket, prompt_tokens: int) -> None:
+        """Counts nothing."""
+
+    def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
+        """Counts nothing."""
+
+    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+        """As they came."""
+        return list(waiting)
+
+
+class EarliestDeadline(Fcfs):
+    """By TTFT deadline; of equals the first to come."""
+
+    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+        """By deadline."""
+        return sorted(waiting, key=lambda waiter: waiter.ticket.deadline_s)
+
+
+class VtcTokens(Fcfs):
+    """Virtual Token Counter (Sheng et al., OSDI 2024)."""
+
+    def __init__(
+        self, prompt_price: float = PROMPT_PRICE, output_price: float = OUTPUT_PRICE
+    ) -> None:
+        self._prompt_price, self._output_price = prompt_price, output_price
+        #: What each service has had.
+        self.paid: dict[str, float] = {}
+
+    def arrived(self, ticket: Ticket, waiting: Iterable[Ticket]) -> None:
+        """Lift a service that comes back from idleness."""
+        queued = {other.service for other in waiting}
+        own = self.paid.setdefault(ticket.service, 0.0)
+        if queued and ticket.service not in queued:
+            self.paid[ticket.service] = max(own, min(self.paid[name] for name in queued))
+
+    def started(self, ticket: Ticket, prompt_tokens: int) -> None:
+        """Pay for the prompt."""
+        self.paid[ticket.service] += self._prompt_price * prompt_tokens
+
+    def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
+        """Pay for the output."""
+        self.paid[ticket.service] += self._output_price * tokens
+
+    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+        """The first of the service that has paid least, again and again, as if it had paid."""
+        queues: dict[str, deque[Waiter]] = {}
+        for waiter in waiting:
+            queues.setdefault(waiter.ticket.service, deque()).append(waiter)
+        paid = {name: self.paid.get(name, 0.0) for name in queues}
+        order = []
+        while queues:
+            name = min(queues, key=lambda service: (paid[service], service))
+            waiter = queues[name].popleft()
+            order.append(waiter)
+            paid[name] += self._prompt_price * waiter.tokens
+            if not queues[name]:
+                del queues[name]
+        return order
+
+
+class VtcRate(Fcfs):
+    """By share of late first tokens."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[str, int] = {}
+        self._late: dict[str, int] = {}
+
+    def arrived(self, ticket: Ticket, waiting: Iterable[Ticket]) -> None:
+        """Count it."""
+        self._arrived[ticket.service] = self._arrived.get(ticket.service, 0) + 1
+
+    def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
+        """Count a late first token."""
+        if first and now_s > ticket.deadline_s:
+            self._late[ticket.service] = self._late.get(ticket.service, 0) + 1
+
+    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+        """The service with the most late first tokens, those that wait past theirs included."""
+        late = dict(self._late)
+        for waiter in waiting:
+            if now_s > waiter.ticket.deadline_s:
+                late[waiter.ticket.service] = late.get(waiter.ticket.service, 0) + 1
+        share = {name: late.get(name, 0) / count for name, count in self._arrived.items()}
+        return sorted(waiting, key=lambda waiter: -share.get(waiter.ticket.service, 0.0))
