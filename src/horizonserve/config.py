@@ -27,7 +27,9 @@ from horizonserve.slo import Output, RequestClass
 ENV_PREFIX: Final = "HORIZON_"
 ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
 
-SchedulerName = Literal["default", "edf", "horizon"]
+SchedulerName = Literal[
+    "default", "edf", "horizon", "halo", "fcfs", "vtc-t", "vtc-r", "qoserve", "qoserve-static"
+]
 SCHEDULERS: Final[tuple[SchedulerName, ...]] = get_args(SchedulerName)
 #: What every stage process must read alike, before it serves: environment or file only.
 START_ONLY: Final = (
@@ -39,6 +41,7 @@ START_ONLY: Final = (
     "step_log",
     "profile",
     "profile_mismatch",
+    "services",
 )
 
 
@@ -109,6 +112,20 @@ class Settings(BaseSettings):
     lending: bool = True
     #: Most requests that advance in a step; without one it follows from the step times.
     batch: Count | None = None
+
+    #: HALO and its baselines: the table of services and their promises (services.py).
+    services: Annotated[str, Field(max_length=512)] | None = None
+    #: B: tokens of an iteration, decodes and prompts together; without one the stage's own bound.
+    batch_tokens: Count | None = None
+    #: B anew for each iteration: the most tokens that end within the strictest TBT of the batch.
+    dynamic_budget: bool = False
+    #: Most time that a request may have in the bank.
+    max_bank_s: Annotated[Number, Field(gt=0, le=600)] = 2.0
+    #: Tokens leave for the client as promised, not as they are generated; the first one no earlier
+    #: than promised (strict) or at once (asap), and the rest of a finished answer at once or not.
+    paced: bool = True
+    first_token: Literal["strict", "asap"] = "strict"
+    on_finish: Literal["flush", "pace"] = "flush"
 
     #: N:M rotation between the short and the long path (HorizonServe 4.3).
     rotation: bool = True
@@ -184,7 +201,7 @@ class Settings(BaseSettings):
     @property
     def lends(self) -> bool:
         """Whether slots are lent."""
-        return self.lending and self.scheduler == "horizon"
+        return (self.lending and self.scheduler == "horizon") or self.scheduler == "halo"
 
     def slo_ms(self, request_class: RequestClass) -> float:
         """First-response target of the class."""
@@ -346,7 +363,11 @@ def _validated(values: Mapping[str, Any], spelled: Any) -> Settings:
 
 def _remedy(field: str) -> str:
     choices = {
-        "scheduler": "default, edf or horizon",
+        "scheduler": ", ".join(SCHEDULERS[:-1]) + f" or {SCHEDULERS[-1]}",
+        "services": "the path of a table of services, such as configs/services/hospital.yaml",
+        "first_token": "strict or asap",
+        "on_finish": "flush or pace",
+        "max_bank_s": "a number of seconds above 0 and at most 600, such as 2",
         "lost": "demote or protect",
         "profile": "the path of a file that `horizon-profile slo` wrote",
         "profile_mismatch": "refuse or warn",

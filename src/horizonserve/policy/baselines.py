@@ -22,26 +22,19 @@ PROMPT_PRICE: Final = 1.0
 OUTPUT_PRICE: Final = 2.0
 
 
-class Waiter(Protocol):
-    """A waiting request."""
-
-    ticket: Ticket
-    tokens: int
-
-
 class Order(Protocol):
     """The order of one baseline, and what it counts for it."""
 
     def arrived(self, ticket: Ticket, waiting: Iterable[Ticket]) -> None:
         """A request came; ``waiting``: those that wait already."""
 
-    def started(self, ticket: Ticket, prompt_tokens: int) -> None:
+    def started(self, ticket: Ticket) -> None:
         """A request had its first iteration; once, whatever happens to it later."""
 
     def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
         """A request got tokens, its first among them or not."""
 
-    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+    def order(self, waiting: Sequence[Ticket], now_s: float) -> list[Ticket]:
         """Whom to let in, first to last; ``waiting`` is in order of arrival."""
         ...
 
@@ -52,13 +45,13 @@ class Fcfs:
     def arrived(self, ticket: Ticket, waiting: Iterable[Ticket]) -> None:
         """Counts nothing."""
 
-    def started(self, ticket: Ticket, prompt_tokens: int) -> None:
+    def started(self, ticket: Ticket) -> None:
         """Counts nothing."""
 
     def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
         """Counts nothing."""
 
-    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+    def order(self, waiting: Sequence[Ticket], now_s: float) -> list[Ticket]:
         """As they came."""
         return list(waiting)
 
@@ -66,9 +59,9 @@ class Fcfs:
 class EarliestDeadline(Fcfs):
     """By TTFT deadline; of equals the first to come."""
 
-    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+    def order(self, waiting: Sequence[Ticket], now_s: float) -> list[Ticket]:
         """By deadline."""
-        return sorted(waiting, key=lambda waiter: waiter.ticket.deadline_s)
+        return sorted(waiting, key=lambda ticket: ticket.deadline_s)
 
 
 class VtcTokens(Fcfs):
@@ -88,26 +81,26 @@ class VtcTokens(Fcfs):
         if queued and ticket.service not in queued:
             self.paid[ticket.service] = max(own, min(self.paid[name] for name in queued))
 
-    def started(self, ticket: Ticket, prompt_tokens: int) -> None:
+    def started(self, ticket: Ticket) -> None:
         """Pay for the prompt."""
-        self.paid[ticket.service] += self._prompt_price * prompt_tokens
+        self.paid[ticket.service] += self._prompt_price * ticket.prompt_tokens
 
     def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
         """Pay for the output."""
         self.paid[ticket.service] += self._output_price * tokens
 
-    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+    def order(self, waiting: Sequence[Ticket], now_s: float) -> list[Ticket]:
         """The first of the service that has paid least, again and again, as if it had paid."""
-        queues: dict[str, deque[Waiter]] = {}
-        for waiter in waiting:
-            queues.setdefault(waiter.ticket.service, deque()).append(waiter)
+        queues: dict[str, deque[Ticket]] = {}
+        for ticket in waiting:
+            queues.setdefault(ticket.service, deque()).append(ticket)
         paid = {name: self.paid.get(name, 0.0) for name in queues}
         order = []
         while queues:
             name = min(queues, key=lambda service: (paid[service], service))
-            waiter = queues[name].popleft()
-            order.append(waiter)
-            paid[name] += self._prompt_price * waiter.tokens
+            ticket = queues[name].popleft()
+            order.append(ticket)
+            paid[name] += self._prompt_price * ticket.prompt_tokens
             if not queues[name]:
                 del queues[name]
         return order
@@ -129,11 +122,11 @@ class VtcRate(Fcfs):
         if first and now_s > ticket.deadline_s:
             self._late[ticket.service] = self._late.get(ticket.service, 0) + 1
 
-    def order(self, waiting: Sequence[Waiter], now_s: float) -> list[Waiter]:
+    def order(self, waiting: Sequence[Ticket], now_s: float) -> list[Ticket]:
         """The service with the most late first tokens, those that wait past theirs included."""
         late = dict(self._late)
-        for waiter in waiting:
-            if now_s > waiter.ticket.deadline_s:
-                late[waiter.ticket.service] = late.get(waiter.ticket.service, 0) + 1
+        for ticket in waiting:
+            if now_s > ticket.deadline_s:
+                late[ticket.service] = late.get(ticket.service, 0) + 1
         share = {name: late.get(name, 0) / count for name, count in self._arrived.items()}
-        return sorted(waiting, key=lambda waiter: -share.get(waiter.ticket.service, 0.0))
+        return sorted(waiting, key=lambda ticket: -share.get(ticket.service, 0.0))

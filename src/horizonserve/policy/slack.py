@@ -41,6 +41,7 @@ class Ticket:
     tbt_s: float = inf
     #: Whose request it is, where services share a server (HALO).
     service: str = ""
+    prompt_tokens: int = 0
     #: Whether a member of the group was ever admitted; from then on it is no longer held back.
     started: bool = False
     #: When that was; None where the stock policy let it in.
