@@ -30,6 +30,8 @@ ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
 SchedulerName = Literal[
     "default", "edf", "horizon", "halo", "fcfs", "vtc-t", "vtc-r", "qoserve", "qoserve-static"
 ]
+#: HALO's baselines: orders of the waiting requests, nothing else (policy/baselines.py).
+BASELINES: Final = ("fcfs", "vtc-t", "vtc-r", "qoserve", "qoserve-static")
 SCHEDULERS: Final[tuple[SchedulerName, ...]] = get_args(SchedulerName)
 #: What every stage process must read alike, before it serves: environment or file only.
 START_ONLY: Final = (
@@ -115,9 +117,8 @@ class Settings(BaseSettings):
 
     #: HALO and its baselines: the table of services and their promises (services.py).
     services: Annotated[str, Field(max_length=512)] | None = None
-    #: B: tokens of an iteration, decodes and prompts together; without one the stage's own bound.
-    batch_tokens: Count | None = None
-    #: B anew for each iteration: the most tokens that end within the strictest TBT of the batch.
+    #: B (``token_budget``) anew for each iteration: the most tokens that end within the strictest
+    #: TBT of the batch.
     dynamic_budget: bool = False
     #: Most time that a request may have in the bank.
     max_bank_s: Annotated[Number, Field(gt=0, le=600)] = 2.0

@@ -45,7 +45,7 @@ class Services(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    services: Annotated[dict[str, Service], Field(min_length=1)]
+    services: dict[str, Service] = {}
     default: Service = Service(ttft_ms=2_000, tbt_ms=200)
 
     @model_validator(mode="after")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horizonserve.policy.baselines import tokens_within
 from horizonserve.policy.batch import Load, StepModel
-from horizonserve.policy.halo import Halo, HaloLimits, bank_s, tokens_within
+from horizonserve.policy.halo import Halo, HaloLimits, bank_s
 from horizonserve.policy.lending import Job, Plan
 from horizonserve.policy.slack import Ticket
 from horizonserve.slo import Path, RequestClass

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Final, Protocol
 
+from horizonserve.policy.batch import Load, StepModel
+from horizonserve.policy.lending import Job
 from horizonserve.policy.slack import Ticket
 
 #: What a prompt token and an output token cost (weights of the VTC artifact).
@@ -130,3 +133,50 @@ class VtcRate(Fcfs):
                 late[ticket.service] = late.get(ticket.service, 0) + 1
         share = {name: late.get(name, 0) / count for name, count in self._arrived.items()}
         return sorted(waiting, key=lambda ticket: -share.get(ticket.service, 0.0))
+
+
+#: Context for which the static batch of QoServe is profiled (HALO 6.1).
+REFERENCE_CONTEXT_TOKENS: Final = 1_024
+#: A predicted iteration is planned to end this share of the target before it must.
+MARGIN: Final = 0.1
+
+
+def strictest_batch_tokens(
+    model: StepModel, running: Sequence[Job], most: int, static: bool
+) -> int:
+    """QoServe's batch: the most tokens with which an iteration keeps the strictest TBT that runs.
+
+    ``static``: for decodes of the reference context, as HALO describes it; else for those that
+    run, as QoServe does. At least one token more than there are decodes, at most ``most``.
+    """
+    decodes = [job for job in running if job.decode]
+    target_s = min((job.ticket.tbt_s for job in running), default=inf)
+    if target_s == inf:
+        return most
+    if static:
+        per_token_s = model.decode_s(REFERENCE_CONTEXT_TOKENS)
+        fits = (target_s - model.fixed_s) / per_token_s if per_token_s > 0 else most
+        return max(len(decodes) + 1, min(most, int(fits)))
+    return max(
+        len(decodes) + 1, tokens_within(model, target_s * (1 - MARGIN), decodes, most)
+    )
+
+
+def tokens_within(model: StepModel, target_s: float, decodes: Sequence[Job], most: int) -> int:
+    """Most tokens of an iteration that ends within the target: the decodes, then prompts.
+
+    At least as many as there are decodes, at most ``most``.
+    """
+    contexts = sum(job.context_tokens for job in decodes)
+    base_s = model.step_s(Load(len(decodes), 0, float(contexts), model.co_run))
+    per_token_s = model.prefill_s(1, 0)
+    if per_token_s <= 0:
+        return most
+    spare = max(0.0, target_s - base_s) / per_token_s
+    return min(most, len(decodes) + int(min(spare, most)))
+
+
+def order_of(scheduler: str) -> Order:
+    """The order of a baseline, by the name of its scheduler."""
+    orders: dict[str, type[Fcfs]] = {"fcfs": Fcfs, "vtc-t": VtcTokens, "vtc-r": VtcRate}
+    return orders.get(scheduler, EarliestDeadline)()

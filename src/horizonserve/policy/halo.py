@@ -27,11 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from horizonserve.policy.baselines import MARGIN, tokens_within
 from horizonserve.policy.batch import Load, StepModel
 from horizonserve.policy.lending import Job, Plan
-
-#: A predicted iteration is planned to end this share of the target before it must.
-MARGIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +121,6 @@ def bank_s(job: Job, now_s: float) -> float:
     """Slack of a decode: for how long its user has tokens, those under way included."""
     ticket = job.ticket
     return ticket.due_s(job.in_flight) - ticket.tbt_s - now_s
-
-
-def tokens_within(
-    model: StepModel, target_s: float, decodes: Sequence[Job], most: int
-) -> int:
-    """Most tokens of an iteration that ends within the target: the decodes, then prompts.
-
-    At least as many as there are decodes, at most ``most``.
-    """
-    contexts = sum(job.context_tokens for job in decodes)
-    base_s = model.step_s(Load(len(decodes), 0, float(contexts), model.co_run))
-    per_token_s = model.prefill_s(1, 0)
-    if per_token_s <= 0:
-        return most
-    spare = max(0.0, target_s - base_s) / per_token_s
-    return min(most, len(decodes) + int(min(spare, most)))
 
 
 def _deadline_s(job: Job) -> float:

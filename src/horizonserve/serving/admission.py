@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from horizonserve.config import Settings
 from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
+from horizonserve.services import Services, ServicesError
 from horizonserve.serving.hints import NO_HINTS, HintError, Hints, parse
 from horizonserve.slo import OUTPUT_OF_PRIORITY, Output, Path, RequestClass, class_of
 
@@ -32,6 +33,8 @@ class Admission:
     - Deadline: arrival + SLO, on the monotonic clock.
     - Time between tokens: the client's hint, else the class's; promised to short requests only.
     - A companion (``parent`` + suffix) shares its parent's ticket.
+    - With a table of services, a request has the promises of its service: the one that it names,
+      else the one of its LoRA adapter.
     """
 
     def __init__(
@@ -43,13 +46,14 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         solo_s: Callable[[], float] = lambda: 0.0,
         answer_tokens: Callable[[RequestClass, int], int] = lambda _, at_most: at_most,
+        services: Services | None = None,
     ) -> None:
         """A pipeline's ways.
 
         ``final_outputs``: stage id -> what it gives the user; ``route``: request -> its final
         stage and whether it is there to hand its KV cache on; ``solo_s``: time per token of a
         request alone, 0 while that is unknown; ``answer_tokens``: class and most tokens -> expected
-        length of an answer.
+        length of an answer; ``services``: whose promises count instead of the classes'.
         """
         self._long_outputs = {
             stage: output for stage, output in final_outputs.items() if output is not Output.TEXT
@@ -61,6 +65,7 @@ class Admission:
         self._solo_s = solo_s
         self._estimator = estimator
         self._answer_tokens = answer_tokens
+        self._services = services
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
@@ -69,6 +74,12 @@ class Admission:
         self._settings = settings
         self._slo_s = {name: settings.slo_ms(name) / 1e3 for name in RequestClass}
         self._estimator.start(estimates_s(settings))
+
+    @property
+    def strictest_tbt_s(self) -> float:
+        """The TBT that every iteration has to keep."""
+        table = self._services or Services()
+        return table.strictest_tbt_ms / 1e3
 
     def admit(self, request: Any, present: Mapping[str, Any]) -> Ticket:
         """Give a request its ticket, ``request.horizonserve_ticket``, and return it.
@@ -109,10 +120,35 @@ class Admission:
         if path is Path.SHORT:
             tbt_ms = hints.tbt_ms or self._settings.tbt_ms(request_class, self._solo_s() * 1e3)
             tbt_s = tbt_ms / 1e3
+        name = ""
+        if self._services is not None:
+            name, slo_s, tbt_s = self._promised_to(request, hints, self._services)
         # By position: keywords would cost as much as all the rest.
         return Ticket(
-            request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s, tbt_s
+            request.request_id,
+            request_class,
+            path,
+            arrival_s,
+            arrival_s + slo_s,
+            estimate_s,
+            tbt_s,
+            name,
+            request.num_prompt_tokens,
         )
+
+    def _promised_to(
+        self, request: Any, hints: Hints, services: Services
+    ) -> tuple[str, float, float]:
+        """Service of a request, and its TTFT and TBT in seconds."""
+        adapter = request.lora_request.lora_name if request.lora_request else None
+        try:
+            name, service = services.of(hints.service, adapter)
+        except ServicesError as error:
+            # The front end answers 400 where it can.
+            self._warn(request, error)
+            name, service = services.of(None, adapter)
+        ttft_ms = hints.slo_ms or service.ttft_ms
+        return name, ttft_ms / 1e3, (hints.tbt_ms or service.tbt_ms) / 1e3
 
     def _hints(self, request: Any) -> Hints:
         params = request.sampling_params
@@ -124,10 +160,13 @@ class Admission:
         except HintError as error:
             # The front end answers 400 where it can; a request that came another way is served
             # under its class's default, because a hint must never cost a stage its life.
-            if not self._warned:
-                self._warned = True
-                logger.warning("request %s: ignored hint %s", request.request_id, error)
+            self._warn(request, error)
             return NO_HINTS
+
+    def _warn(self, request: Any, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("request %s: ignored hint %s", request.request_id, error)
 
     def _class_of(self, request: Any, path: Path, final_stage: int, hints: Hints) -> RequestClass:
         # A priority of 0 is vLLM's default as well, so it says something only as a hint.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from horizonserve.config import Settings
+from horizonserve.policy.baselines import strictest_batch_tokens
 from horizonserve.policy.batch import StepModel
+from horizonserve.policy.halo import Halo, HaloLimits
 from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
 from horizonserve.policy.slack import Ticket
@@ -75,7 +78,22 @@ class Lender(QueueView):
         # Every other policy counts on the order of arrival.
         self.running.sort(key=_arrival_s)
         self._step_clock = StepClock(self._model, lambda: self._clock())
-        self._lending = Lending(
+        self._lending: Lending | Halo = self._planner(settings)
+
+    def _planner(self, settings: Settings) -> Lending | Halo:
+        """What plans the steps under these settings."""
+        if settings.scheduler == "halo":
+            strictest_s = self._admission.strictest_tbt_s if self._admission else 1.0
+            return Halo(
+                self._model,
+                HaloLimits(
+                    batch_tokens=self.max_num_scheduled_tokens,
+                    tbt_min_s=strictest_s,
+                    max_bank_s=settings.max_bank_s,
+                    predictive_tokens=self._max_tokens if settings.dynamic_budget else None,
+                ),
+            )
+        return Lending(
             self._model,
             Limits(
                 tokens=self.max_num_scheduled_tokens,
@@ -88,7 +106,8 @@ class Lender(QueueView):
 
     def _schedule_policy(self, throttle_prefills: bool, free: int) -> Any:
         if not self._settings.lends:
-            return super()._schedule_policy(throttle_prefills, free)
+            with self._strictest_batch():
+                return super()._schedule_policy(throttle_prefills, free)
         waits = free > 0 and (self.waiting or self.skipped_waiting)
         shown = self._candidates(free) if waits else []
         start_s = self._step_clock.start_s()
@@ -111,6 +130,20 @@ class Lender(QueueView):
             if self._step_log is not None:
                 self._step_log.add(entry(plan, self._clock()))
         return output
+
+    @contextmanager
+    def _strictest_batch(self) -> Iterator[None]:
+        """QoServe's batch of this step."""
+        budget = self.max_num_scheduled_tokens
+        if self._settings.scheduler.startswith("qoserve"):
+            static = self._settings.scheduler == "qoserve-static"
+            jobs = self._jobs(self.running)
+            tokens = strictest_batch_tokens(self._model, jobs, budget, static)
+            self.max_num_scheduled_tokens = max(tokens, self._min_tokens)
+        try:
+            yield
+        finally:
+            self.max_num_scheduled_tokens = budget
 
     def _planned_step(self, throttle_prefills: bool, plan: Plan, shown: list[Any]) -> Any:
         self._lease(plan)
@@ -169,6 +202,9 @@ class Lender(QueueView):
             now_s = self._clock()
             if tokens and ticket.released_s is None and ticket.entered_s is not None:
                 self._first_token(request, ticket, now_s - ticket.entered_s)
+            if tokens and self._baseline is not None:
+                first = ticket.released_s is None
+                self._baseline.generated(ticket, len(tokens), first, now_s)
             ticket.token(now_s, len(tokens))
         return tokens, stopped
 

@@ -45,6 +45,11 @@ class FreshRequests:
         #: What ``waiting`` held, in its order; a dictionary, for what is taken out of the middle.
         self._seen: dict[Any, None] | None = None
 
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The groups in the order of the queue, after ``sync``."""
+        return list(self._requests)
+
     def forget(self) -> None:
         """Read the queues anew at the next ``sync``."""
         self._seen = None
