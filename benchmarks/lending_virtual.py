@@ -80,7 +80,7 @@ def show(console: Console, experiment: Experiment, runs: list[Run]) -> None:
             max(run.end[name] for run in runs if run.head["arm"] == arm.name)
             for name in ("wait_s", "pause_s")
         )
-        console.print(f"{arm.name}: longest wait for a slot {wait_s:.1f} s, longest pause {pause_s:.1f} s")
+        console.print(f"{arm.name}: longest wait {wait_s:.1f} s, longest pause {pause_s:.1f} s")
 
 
 def main() -> None:

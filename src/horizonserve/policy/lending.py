@@ -39,7 +39,7 @@ PREFILL_SHARE: Final = 0.85
 #: Long requests are served as if they had this share of their time: what comes after this stage
 #: takes longer than it does alone.
 LONG_SHARE: Final = 0.6
-#: Time is kept for decodes whose promise is broken as if their answers were to take so many seconds,
+#: Time is kept for decodes whose promise is broken, as if an answer were to take so many seconds,
 #: but this share of it at most. Lost prefills that have begun count as due in so many seconds.
 LATE_S: Final = 10.0
 LATE_SHARE: Final = 0.7
