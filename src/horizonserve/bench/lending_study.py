@@ -20,7 +20,8 @@ from horizonserve.workload import Mix
 BASELINES: Final = ("default", "edf")
 HORIZON: Final = "horizon"
 ABLATION: Final = "ablation"
-PROMISES: Final = (Promise.FIRST, Promise.BOTH)
+#: What the ratios are of.
+COUNTED: Final = (Promise.FIRST, Promise.BOTH)
 
 
 def _horizon(name: str = "", **changes: Any) -> Arm:
@@ -29,7 +30,9 @@ def _horizon(name: str = "", **changes: Any) -> Arm:
     return Arm(f"{HORIZON}-{name}" if name else HORIZON, {**unbounded, **changes})
 
 
-ABLATIONS: Final = (
+#: `horizon` as it is, then with rules off.
+ARMS: Final = (
+    _horizon(),
     _horizon("no-rotation", rotation=False),
     _horizon("no-guard", slack_guard=False),
     _horizon("no-cap", long_cap=False),
@@ -67,8 +70,7 @@ class LendingConfig(StudyConfig):
             total_s += self.pick_guess_s(BASELINES)
             total_s += runs_guess_s(arms * len(self.seeds), self.duration_s)
         if ABLATION in self.parts:
-            arms = len(ABLATIONS) + 1
-            total_s += runs_guess_s(arms * len(self.seeds), self.duration_s)
+            total_s += runs_guess_s(len(ARMS) * len(self.seeds), self.duration_s)
         return total_s
 
 
@@ -81,7 +83,7 @@ class LendingStudy(Study):
         """The rates seed by seed, so that what there is when the time is up covers all rates."""
         c = self.config
         if "rates" in c.parts:
-            arms = [*await self.pick(BASELINES), _horizon()]
+            arms = [*await self.pick(BASELINES), ARMS[0]]
             experiments = [
                 self.experiment(f"rate-{load:g}x", load, c.duration_s, c.seeds, arms)
                 for load in c.loads
@@ -90,15 +92,14 @@ class LendingStudy(Study):
                 for experiment in experiments:
                     await self.play(experiment, only_seed=seed)
         if ABLATION in c.parts:
-            arms = [_horizon(), *ABLATIONS]
-            await self.play(self.experiment(ABLATION, c.ablation_load, c.duration_s, c.seeds, arms))
+            await self.play(self.experiment(ABLATION, c.ablation_load, c.duration_s, c.seeds, ARMS))
 
     def ratios(self, name: str) -> list[Ratio]:
         """`horizon` over the best of the others; in the ablation, over itself with a rule off."""
         runs = self.runs[name]
         others = [row for row in rows(runs) if row.request_class == ALL and row.arm != HORIZON]
         found = []
-        for promise in PROMISES:
+        for promise in COUNTED:
             kept = {
                 row.arm: (row.attainment if promise is Promise.FIRST else row.both) or 0.0
                 for row in others
