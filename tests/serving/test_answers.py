@@ -28,7 +28,7 @@ def estimator(monkeypatch: pytest.MonkeyPatch) -> Estimator:
 
 @pytest.fixture
 def inbox(estimator: Estimator) -> Iterator[Answers]:
-    made = Answers(estimator)
+    made = Answers(estimator.observe)
     yield made
     made.close()
 
@@ -73,7 +73,7 @@ def test_only_so_many_are_awaited(inbox: Answers) -> None:
 
 
 def test_a_second_replica_goes_without(estimator: Estimator, inbox: Answers) -> None:
-    second = Answers(estimator)
+    second = Answers(estimator.observe)
     second.await_("r", T2A, 100, 50, 10.0)
     answers.tell("r", 12.0)
     second.poll()
@@ -82,7 +82,7 @@ def test_a_second_replica_goes_without(estimator: Estimator, inbox: Answers) -> 
 
 def test_without_a_server_around_there_is_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(answers.VARIABLE, raising=False)
-    made = Answers(Estimator(dict.fromkeys(RequestClass, 1.0)))
+    made = Answers(Estimator(dict.fromkeys(RequestClass, 1.0)).observe)
     answers.tell("r", 1.0)
     made.poll()
     made.close()

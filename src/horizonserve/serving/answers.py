@@ -12,17 +12,19 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from vllm.logger import init_logger
 
-from horizonserve.policy.estimate import Estimator
 from horizonserve.slo import RequestClass
 
 logger = init_logger(f"vllm.{__name__}")
 
 #: Names the socket of the server whose processes inherit it.
 VARIABLE: Final = "HORIZONSERVE_ANSWERS"
+Learn = Callable[[RequestClass, int, int, float], None]
+
 _TIME: Final = struct.Struct("=d")
 _CREDENTIALS: Final = struct.Struct("=3i")
 _LONGEST_ID_BYTES: Final = 1_024
@@ -58,8 +60,9 @@ class _Awaited(NamedTuple):
 class Answers:
     """Matches first responses with the requests that left the shared stage."""
 
-    def __init__(self, estimator: Estimator) -> None:
-        self._estimator = estimator
+    def __init__(self, learn: Learn) -> None:
+        """``learn`` is told of each first response: class, prompt and answer tokens, seconds."""
+        self._learn = learn
         self._awaited: dict[str, _Awaited] = {}
         self._socket: socket.socket | None = None
         if (name := os.environ.get(VARIABLE)) is None:

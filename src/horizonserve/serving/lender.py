@@ -17,7 +17,7 @@ from horizonserve.serving import compat, hooks
 from horizonserve.serving.answers import Answers
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
-from horizonserve.serving.step_log import StepLog, entry
+from horizonserve.serving.step_log import StepLog, answer, entry
 from horizonserve.serving.steps import (
     StepClock,
     blocks,
@@ -54,12 +54,13 @@ class Lender(QueueView):
     #: Whether the last step advanced anybody.
     _moves_on = True
     _step_log: StepLog | None = None
+    _answers: Answers | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._model = StepModel()
         self._lengths = Lengths()
         super().__init__(*args, **kwargs)
-        self._answers = Answers(self._estimator)
+        self._answers = Answers(self._learn)
         if self._admission is not None and self._settings.step_log:
             self._step_log = StepLog(self._settings.step_log)
 
@@ -174,12 +175,21 @@ class Lender(QueueView):
 
     def _first_token(self, request: Any, ticket: Ticket, after_s: float) -> None:
         if ticket.path is Path.SHORT:
-            prompt_tokens = request.num_prompt_tokens
-            self._estimator.observe(ticket.request_class, prompt_tokens, 0, after_s)
+            self._learn(ticket.request_class, request.num_prompt_tokens, 0, after_s)
+
+    def _learn(
+        self, request_class: RequestClass, prompt_tokens: int, answer_tokens: int, after_s: float
+    ) -> None:
+        """A first response came so long after the request's first step."""
+        if self._step_log is not None:
+            estimate_s = self._estimator.estimate_s(request_class, prompt_tokens, answer_tokens)
+            self._step_log.add(answer(request_class, estimate_s, after_s))
+        self._estimator.observe(request_class, prompt_tokens, answer_tokens, after_s)
 
     def shutdown(self) -> None:
         """vLLM's, and the end of what is its own."""
-        self._answers.close()
+        if self._answers is not None:
+            self._answers.close()
         if self._step_log is not None:
             self._step_log.close()
         super().shutdown()
@@ -188,14 +198,16 @@ class Lender(QueueView):
         """Take the time of a step whose output has come."""
         if self._admission is not None:
             self._step_clock.ended(output, idle=not self.has_unfinished_requests())
-            self._answers.poll()
+            if self._answers is not None:
+                self._answers.poll()
 
     def request_ended(self, request: Any) -> None:
         """Note how long a request got."""
         aborted = request.status is RequestStatus.FINISHED_ABORTED
         if (ticket := _ticket(request)) is not None and not aborted:
             self._lengths.ended(ticket.request_class, request.num_output_tokens)
-            if ticket.path is Path.LONG and ticket.entered_s is not None:
+            known = ticket.path is Path.LONG and ticket.entered_s is not None
+            if known and self._answers is not None:
                 self._answers.await_(
                     getattr(request, "external_req_id", None) or request.request_id,
                     ticket.request_class,

@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 from typing import Any, Final, TextIO
 
 from horizonserve.policy.lending import Job, Plan
-from horizonserve.slo import Path
+from horizonserve.slo import Path, RequestClass
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -100,6 +100,16 @@ def entry(plan: Plan, now_s: float) -> dict[str, Any]:
         "limit_ms": round(plan.limit_s * 1e3, 3),
         "given_up": plan.given_up,
         "requests": [_request(job, state, now_s) for state, jobs in states for job in jobs],
+    }
+
+
+def answer(request_class: RequestClass, estimate_s: float, actual_s: float) -> dict[str, Any]:
+    """A first response, for the log: how long it was expected to take from the first step on, by
+    what was known before it, and how long it took."""
+    return {
+        "class": request_class.value,
+        "estimate_s": round(estimate_s, 6),
+        "actual_s": round(actual_s, 6),
     }
 
 
