@@ -206,8 +206,8 @@ class Lender(QueueView):
         aborted = request.status is RequestStatus.FINISHED_ABORTED
         if (ticket := _ticket(request)) is not None and not aborted:
             self._lengths.ended(ticket.request_class, request.num_output_tokens)
-            known = ticket.path is Path.LONG and ticket.entered_s is not None
-            if known and self._answers is not None:
+            long = ticket.path is Path.LONG
+            if long and self._answers is not None and ticket.entered_s is not None:
                 self._answers.await_(
                     getattr(request, "external_req_id", None) or request.request_id,
                     ticket.request_class,
