@@ -7,6 +7,7 @@ and the interval of its p95 is narrow enough.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -138,6 +139,8 @@ class Sweep:
         why = ""
         for _ in range(GIVE_UP):
             result = await self.ask(cell, seed)
+            if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
+                raise asyncio.CancelledError
             if result.status is Status.OK or _not_taken(result) is not None:
                 return result
             why = result.error

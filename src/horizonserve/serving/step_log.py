@@ -13,7 +13,8 @@ from pathlib import Path as FilePath
 from typing import Any, Final, TextIO
 
 from horizonserve.policy.lending import Job, Plan
-from horizonserve.slo import Path, RequestClass
+from horizonserve.policy.slack import Ticket
+from horizonserve.slo import Path
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -103,12 +104,12 @@ def entry(plan: Plan, now_s: float) -> dict[str, Any]:
     }
 
 
-def answer(request_class: RequestClass, estimate_s: float, actual_s: float) -> dict[str, Any]:
-    """A first response, for the log: how long it was expected to take from the first step on, by
-    what was known before it, and how long it took."""
+def answer(ticket: Ticket, actual_s: float) -> dict[str, Any]:
+    """A first response, for the log: how long it was expected to take, from the first step on, when
+    the request came, and how long it took."""
     return {
-        "class": request_class.value,
-        "estimate_s": round(estimate_s, 6),
+        "class": ticket.request_class.value,
+        "estimate_s": round(ticket.estimate_s, 6),
         "actual_s": round(actual_s, 6),
     }
 
