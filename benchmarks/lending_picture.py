@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from pathlib import Path
 
 from rich.console import Console
 
 from horizonserve.bench.boot import BOOT_GUESS_S, booted
-from horizonserve.bench.calibrate import QUICK, calibrate
-from horizonserve.bench.compare import Experiment, compare
+from horizonserve.bench.calibrate import QUICK
 from horizonserve.bench.display import Display
 from horizonserve.bench.lending_picture import busiest_s, load, picture, plot
-from horizonserve.bench.lending_study import ARMS, LendingConfig
+from horizonserve.bench.lending_study import ARMS, LendingConfig, LendingStudy
 from horizonserve.bench.live import Live
-from horizonserve.bench.play import Bounds
 from horizonserve.bench.server import Server
 from horizonserve.bench.store import Store
 from horizonserve.bench.table import KIND
@@ -47,21 +46,12 @@ def recorded(model: Path, deploy: Path, work: Path) -> Path:
 
 
 async def _play(server: Server, store: Store, display: Display) -> None:
-    usual = LendingConfig()
     async with Live.open(server) as live:
-        calibration, base = await calibrate(
-            live, store, usual.mix, display, slots=usual.saturation_slots, effort=QUICK
-        )
-        experiment = Experiment(
-            name="picture",
-            mix=usual.mix,
-            rate_rps=round(calibration.saturation.rate_rps, 3),
-            duration_s=DURATION_S,
-            seeds=(1,),
-            arms=ARMS[:1],
-            bounds=Bounds(drain_s=calibration.drain_s(usual.drain_limit_s)),
-        )
-        await compare(live, store, experiment, base, calibration.targets, display)
+        # No part of the study: its calibration only, then one run of our own.
+        config = LendingConfig(parts=(), effort=QUICK)
+        study = LendingStudy(config, live, store, display, until_s=math.inf)
+        await study.run()
+        await study.play(study.experiment("picture", 1.0, DURATION_S, (1,), ARMS[:1]))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
 
-from engine import make_scheduler  # noqa: E402
+from engine import make_scheduler, stop_clock  # noqa: E402
 from virtual import AUDIO_S, PROMISES, TARGETS, Virtual  # noqa: E402
 
 from horizonserve import instance  # noqa: E402
@@ -56,8 +56,7 @@ def play(store: Store, experiment: Experiment, seed: int, arm: Arm) -> None:
             blocks=12_000,
             additional_config={"horizon": settings},
         )
-        scheduler.now_s = [1_000.0]
-        scheduler._clock = lambda: scheduler.now_s[0]
+        stop_clock(scheduler)
         run = Virtual(scheduler, noise=NOISE, seed=seed)
         trace = make_trace(experiment.mix, experiment.rate_rps, experiment.duration_s, seed)
         run.play(trace, until_s=experiment.duration_s + experiment.bounds.drain_s)

@@ -110,17 +110,19 @@ class Settings(BaseSettings):
     #: Most requests that advance in a step; without one it follows from the step times.
     batch: Count | None = None
 
+    # HorizonServe's own rules, which decide who waits. Without one of these, on where slots are not
+    # lent: with lending they are worth nothing (docs/lending.md).
     #: N:M rotation between the short and the long path (HorizonServe 4.3).
-    rotation: bool = True
+    rotation: bool | None = None
     #: Requests with slack ratio below ``u_guard`` are exempt from rotation and cap.
-    slack_guard: bool = True
+    slack_guard: bool | None = None
     u_guard: Annotated[Number, Field(gt=0)] = 4.0
     #: Requests with slack ratio below ``u_lost`` (0: whose deadline has passed) go behind those
     #: that can still be saved, or keep their protection, which is the paper's literal rule.
     lost: Literal["demote", "protect"] = "demote"
     u_lost: Annotated[Number, Field(ge=0)] = 0.5
-    #: Upper bound on ordinary long-path requests in the shared stage.
-    long_cap: bool = True
+    #: Upper bound on ordinary long-path requests in the shared stage; a bound below switches it on.
+    long_cap: bool | None = None
     #: The bound itself; without one, half of the usable slots.
     long_cap_requests: Count | None = None
     #: No path's first waiting request is held back for longer than this.
@@ -185,6 +187,23 @@ class Settings(BaseSettings):
     def lends(self) -> bool:
         """Whether slots are lent."""
         return self.lending and self.scheduler == "horizon"
+
+    @property
+    def rotates(self) -> bool:
+        """Whether short and long path take turns."""
+        return not self.lending if self.rotation is None else self.rotation
+
+    @property
+    def guards(self) -> bool:
+        """Whether little slack exempts from being hidden."""
+        return not self.lending if self.slack_guard is None else self.slack_guard
+
+    @property
+    def caps_long(self) -> bool:
+        """Whether long requests in the shared stage are bounded."""
+        if self.long_cap is None:
+            return not self.lending or self.long_cap_requests is not None
+        return self.long_cap
 
     def slo_ms(self, request_class: RequestClass) -> float:
         """First-response target of the class."""
@@ -365,6 +384,6 @@ def _remedy(field: str) -> str:
     if field.endswith("_s"):
         return "give a number of seconds above 0 and at most 60, such as 5"
     annotation = Settings.model_fields[field].annotation
-    if annotation is bool:
+    if annotation in (bool, bool | None):
         return "give on or off"
     return "give a finite number above 0"

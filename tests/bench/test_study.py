@@ -165,7 +165,7 @@ def test_the_lending_study_plays_all_rates_of_a_seed_before_the_next(
     assert again == ["rate-1x/edf-1s-1024t-seed1"]
 
 
-def test_the_ablation_turns_off_one_rule_of_horizon_at_a_time(fake: Fake, tmp_path: Path) -> None:
+def test_the_ablation_changes_one_rule_of_horizon_at_a_time(fake: Fake, tmp_path: Path) -> None:
     names, done = order(fake, Store(tmp_path), lending_config(parts=("ablation",), seeds=(1,)))
     assert names == [f"ablation/{arm.name}-seed1" for arm in ARMS]
     changed = [
@@ -173,7 +173,7 @@ def test_the_ablation_turns_off_one_rule_of_horizon_at_a_time(fake: Fake, tmp_pa
         for run in done.runs["ablation"]
     ]
     assert changed[0] == set()
-    singles = [{"rotation"}, {"slack_guard"}, {"long_cap"}, {"lost"}, {"lending"}]
+    singles = [{"lending"}, {"lost"}, {"rotation"}, {"slack_guard"}, {"long_cap"}]
     assert changed[1:6] == singles
     assert changed[6] == {"rotation", "slack_guard", "long_cap"}
     show(Console(file=StringIO(), width=80), done)

@@ -99,6 +99,12 @@ def make_scheduler(
     )
 
 
+def stop_clock(scheduler: Any) -> None:
+    """Let a scheduler's time stand still unless somebody moves ``scheduler.now_s[0]``."""
+    scheduler.now_s = [1000.0]
+    scheduler._clock = lambda: scheduler.now_s[0]
+
+
 def make_request(
     name: str,
     *,

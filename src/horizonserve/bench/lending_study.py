@@ -3,7 +3,7 @@ rules is worth.
 
 rates      `default` and `edf`, each at its own best slot count and token budget, and `horizon` with
            neither, at several rates: all rates of the first seed, then of the next one
-ablation   at one stressed rate: `horizon`, and with each rule off
+ablation   at one stressed rate: `horizon`, and with each rule the other way round
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def _horizon(name: str = "", **changes: Any) -> Arm:
     return Arm(f"{HORIZON}-{name}" if name else HORIZON, {**unbounded, **changes})
 
 
-#: `horizon` as it is, then with rules off.
+#: `horizon` as it is, then with one rule the other way round, then with every rule of the paper on.
 ARMS: Final = (
     _horizon(),
-    _horizon("no-rotation", rotation=False),
-    _horizon("no-guard", slack_guard=False),
-    _horizon("no-cap", long_cap=False),
-    _horizon("lost-protect", lost="protect"),
     _horizon("no-lending", lending=False),
-    _horizon("no-order", rotation=False, slack_guard=False, long_cap=False),
+    _horizon("lost-protect", lost="protect"),
+    _horizon("rotation", rotation=True),
+    _horizon("guard", slack_guard=True),
+    _horizon("cap", long_cap=True),
+    _horizon("paper-rules", rotation=True, slack_guard=True, long_cap=True),
 )
 
 
@@ -95,7 +95,7 @@ class LendingStudy(Study):
             await self.play(self.experiment(ABLATION, c.ablation_load, c.duration_s, c.seeds, ARMS))
 
     def ratios(self, name: str) -> list[Ratio]:
-        """`horizon` over the best of the others; in the ablation, over itself with a rule off."""
+        """`horizon` over the best of the others; in the ablation, over itself with a rule changed."""
         runs = self.runs[name]
         others = [row for row in rows(runs) if row.request_class == ALL and row.arm != HORIZON]
         found = []
