@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     estimate_ms: dict[RequestClass, Ms] = {}
     #: What `horizon-profile slo` wrote. Its solo p95 gives the targets that nothing else sets, and
     #: its curves the estimates; one of another platform, model or version is refused or used.
-    profile: Annotated[str, Field(max_length=512)] | None = None
+    profile: Annotated[str, Field(max_length=256)] | None = None
     profile_mismatch: Literal["refuse", "warn"] = "refuse"
     #: Solo p95 per class; the profile's, where it has the class.
     solo_p95_ms: dict[RequestClass, Ms] = {}
@@ -322,14 +322,26 @@ def load(
 
 
 def _profiled(settings: Settings, sources: dict[str, str], spelled: str) -> Settings:
-    """The settings with the solo times of their profile, where they have none of their own."""
+    """The settings with what their profile says, where they say nothing themselves."""
     try:
         found = profile.load(settings.profile or "")
     except profile.ProfileError as error:
         raise ConfigError(f"{spelled}: {error}") from error
-    of_profile = {name: one.solo_p95_ms for name, one in found.classes.items()}
-    sources.setdefault("solo_p95_ms", f"profile {settings.profile}")
-    return settings.changed({"solo_p95_ms": {**of_profile, **settings.solo_p95_ms}})
+    alone_ms = {name: one.solo_p95_ms for name, one in found.classes.items()}
+    changes: dict[str, Any] = {"solo_p95_ms": {**alone_ms, **settings.solo_p95_ms}}
+    of_profile: dict[str, Any] = {"slo_multiple": found.slo_multiple}
+    backend = "green" if settings.spatial_backend == "auto" else settings.spatial_backend
+    if found.sms is not None and found.sms.backend == backend:
+        of_profile |= {name: getattr(found.sms, name) for name in ("s_min_sms", "s_cap_sms", "b_sat")}
+    for name, value in of_profile.items():
+        if value is not None and name not in settings.model_fields_set:
+            changes[name] = value
+    for name in changes:
+        sources.setdefault(name, f"profile {settings.profile}")
+    try:
+        return settings.changed(changes)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (beside {spelled})") from error
 
 
 def _unwritable(path: FilePath) -> str | None:
