@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     #: its curves the estimates; one of another platform, model or version is refused or used.
     profile: Annotated[str, Field(max_length=256)] | None = None
     profile_mismatch: Literal["refuse", "warn"] = "refuse"
+    #: What a request needs is learned from answers, beginning with the profile or the settings, or
+    #: is what the settings say of its class.
+    estimates: Literal["learned", "constant"] = "learned"
     #: Solo p95 per class; the profile's, where it has the class.
     solo_p95_ms: dict[RequestClass, Ms] = {}
     #: m of SLO(class) = m x solo p95 (HorizonServe 6.1).
@@ -381,6 +384,7 @@ def _remedy(field: str) -> str:
         "lost": "demote or protect",
         "profile": "the path of a file that `horizon-profile slo` wrote",
         "profile_mismatch": "refuse or warn",
+        "estimates": "learned or constant",
         "spatial_backend": "auto, green, cores or dry-run",
         "pressure": "utilization or dram",
         "b_sat": "a number above 0 and at most 1, such as 0.9",

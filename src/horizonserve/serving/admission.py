@@ -68,7 +68,8 @@ class Admission:
         self._slo_multiple = settings.slo_multiple
         self._settings = settings
         self._slo_s = {name: settings.slo_ms(name) / 1e3 for name in RequestClass}
-        self._estimator.start(estimates_s(settings))
+        self._constant_s = estimates_s(settings)
+        self._estimator.start(self._constant_s)
 
     def admit(self, request: Any, present: Mapping[str, Any]) -> Ticket:
         """Give a request its ticket, ``request.horizonserve_ticket``, and return it.
@@ -95,12 +96,7 @@ class Admission:
         queued_s = time.time() - request.arrival_time
         arrival_s = now_s - queued_s if 0 <= queued_s <= MAX_QUEUED_S else now_s
         slo_s = self._slo_s[request_class]
-        answer_tokens = 0
-        if path is Path.LONG:
-            answer_tokens = self._answer_tokens(request_class, request.max_tokens)
-        estimate_s = _coarse(
-            self._estimator.estimate_s(request_class, request.num_prompt_tokens, answer_tokens)
-        )
+        estimate_s = _coarse(self._estimate_s(request, request_class, path))
         if hints.slo_ms is not None:
             slo_s = hints.slo_ms / 1e3
             # Who asks for less time expects to need less; else it would be lost on arrival.
@@ -113,6 +109,15 @@ class Admission:
         return Ticket(
             request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s, tbt_s
         )
+
+    def _estimate_s(self, request: Any, request_class: RequestClass, path: Path) -> float:
+        if self._settings.estimates == "constant":
+            return self._constant_s[request_class]
+        answer_tokens = 0
+        if path is Path.LONG:
+            answer_tokens = self._answer_tokens(request_class, request.max_tokens)
+        prompt_tokens = request.num_prompt_tokens
+        return self._estimator.estimate_s(request_class, prompt_tokens, answer_tokens)
 
     def _hints(self, request: Any) -> Hints:
         params = request.sampling_params

@@ -1,6 +1,6 @@
 """How far the remaining-time estimates are off on the real server, under light load.
 
-    python benchmarks/estimator.py --model DIR --deploy FILE --out DIR [--profile FILE]
+    python benchmarks/estimate_accuracy.py --model DIR --deploy FILE --out DIR [--profile FILE]
 
 Three runs of mixed traffic, each on a server of its own: with the profile, without one, and without
 one on a machine that becomes twice as slow in the middle (the stage processes are stopped for every
