@@ -10,22 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from horizonserve.bench.calibrate import QUICK
-from horizonserve.bench.lending_study import ABLATION, LendingConfig, LendingStudy
+from horizonserve.bench.lending_study import LendingConfig, LendingStudy
 from horizonserve.bench.report import run_study, study_arguments
 
 
 def main() -> None:
     """Config, seeds, run."""
     parser = study_arguments(__doc__)
-    parts = ("rates", ABLATION)
-    parser.add_argument("--parts", nargs="+", default=list(parts), choices=parts)
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0])
-    parser.add_argument("--duration-s", type=float, default=120.0)
+    usual = LendingConfig()
+    add = parser.add_argument
+    add("--parts", nargs="+", default=usual.parts, choices=usual.parts)
+    add("--loads", type=float, nargs="+", default=usual.loads)
+    add("--slots", type=int, nargs="+", default=usual.slots)
+    add("--token-budgets", type=int, nargs="+", default=usual.token_budgets)
+    add("--duration-s", type=float, default=usual.duration_s)
     a = parser.parse_args()
     config = LendingConfig(
         seeds=tuple(a.seeds),
         parts=tuple(a.parts),
         loads=tuple(a.loads),
+        slots=tuple(a.slots),
+        token_budgets=tuple(a.token_budgets),
         duration_s=a.duration_s,
         time_limit_s=a.time_limit_s,
     )

@@ -53,6 +53,24 @@ def test_the_estimate_is_a_share_of_the_slo_unless_it_is_set() -> None:
     assert settings.estimated_ms(RequestClass.A2T) == 80
 
 
+@pytest.mark.parametrize(
+    ("changes", "on"),
+    [
+        ({}, (False, False, False)),
+        ({"lending": False}, (True, True, True)),
+        ({"lending": False, "rotation": "off"}, (False, True, True)),
+        ({"slack_guard": "on"}, (False, True, False)),
+        ({"long_cap_requests": 3}, (False, False, True)),
+        ({"long_cap_requests": 3, "long_cap": "off"}, (False, False, False)),
+    ],
+)
+def test_the_papers_rules_are_on_where_slots_are_not_lent(
+    changes: dict[str, object], on: tuple[bool, bool, bool]
+) -> None:
+    settings = Settings().changed(changes)
+    assert (settings.rotates, settings.guards, settings.caps_long) == on
+
+
 BAD_MS = ["abc", "", "0", "-1", "nan", "inf", "-inf", "1,5", "true"]
 
 

@@ -47,6 +47,7 @@ PLAIN: dict[str, Any] = {
             ],
         }
     },
+    "total_samples": 12,
 }
 
 
@@ -106,6 +107,7 @@ CLASS = ("classes", "t2t")
         (_with("classes", value={"t2x": {}}), "t2x"),
         (_with(*CLASS, "solo_p95_ms", value=-3.0), "classes.t2t.solo_p95_ms=-3.0"),
         (_with(*CLASS, "solo_p95_ms", value=0.2), "outside its interval"),
+        (_with("total_samples", value=11), "the classes have 12"),
         (_with(*CLASS, "slo_ms", value=1.0), "slo_multiple x solo_p95_ms"),
         (_with(*CLASS, "solo_p50_ms", value=float("nan")), "solo_p50_ms"),
         (_with(*CLASS, "solo_p50_s", value=0.1), "solo_p50_s"),
@@ -133,6 +135,30 @@ def test_a_truncated_profile_is_refused(tmp_path: Path, keep: int) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="name a readable file"):
         profile.load(tmp_path / "none.yaml")
+
+
+def test_new_figures_replace_those_of_the_same_and_a_mismatch_or_damage_replaces_all(
+    tmp_path: Path,
+) -> None:
+    made = Profile.model_validate(PLAIN)
+    same = (made.kind, made.platform, made.model, made.versions)
+    path = written(tmp_path / "p.yaml", PLAIN)
+    assert profile.kept(path, *same) == made
+    t2t = made.classes[RequestClass.T2T]
+    more = made.updated({RequestClass.A2T: t2t.model_copy(update={"samples": 30})}, 4.0)
+    assert list(more.classes) == [RequestClass.T2T, RequestClass.A2T]
+    assert more.classes[RequestClass.T2T].slo_ms == 800 and more.total_samples == 42
+    assert Profile.model_validate(more.model_dump()) == more
+    other = profile.kept(path, *same[:3], Versions(horizonserve="0.1", vllm="0.31.0"))
+    assert other.classes == {} and other.versions.vllm == "0.31.0"
+    path.write_text("cut: [")
+    assert profile.kept(path, *same).classes == {}
+
+
+def test_figures_of_a_publication_are_not_for_serving() -> None:
+    made = Profile.model_validate({**PLAIN, "kind": profile.NOT_MEASURED})
+    assert made.mismatches(made.platform, made.model, made.versions) == []
+    assert len(made.differences(made.platform, made.model, made.versions)) == 1
 
 
 def test_another_machine_model_or_version_is_a_mismatch() -> None:

@@ -314,11 +314,11 @@ def _print_findings(found: Findings) -> None:
             "" if p95_ms is None else f"{p95_ms:g}" + ("" if row["feasible"] else " (!)"),
         )
     console.print(table)
-    spatial = content.get("spatial")
-    if spatial:
-        console.print(f"spatial control: {spatial['state']}", highlight=False)
-    conditions = spatial.get("conditions", {}) if spatial else content.get("gpu", {})
-    for condition, wrong in conditions.items():
+    spatial = content["spatial"]
+    console.print(f"spatial control: {spatial['state']}", highlight=False)
+    if levels := spatial.get("levels"):
+        console.print(f"  levels: {', '.join(f'{a} + {b}' for a, b in levels)}", highlight=False)
+    for condition, wrong in spatial.get("conditions", {}).items():
         console.print(f"  {condition}: {wrong or 'yes'}", highlight=False, markup=False)
     for line in found.wrong:
         console.print(f"- {line}", style="red", highlight=False, markup=False)

@@ -91,8 +91,11 @@ class Settings(BaseSettings):
     estimate_ms: dict[RequestClass, Ms] = {}
     #: What `horizon-profile slo` wrote. Its solo p95 gives the targets that nothing else sets, and
     #: its curves the estimates; one of another platform, model or version is refused or used.
-    profile: Annotated[str, Field(max_length=512)] | None = None
+    profile: Annotated[str, Field(max_length=256)] | None = None
     profile_mismatch: Literal["refuse", "warn"] = "refuse"
+    #: What a request needs is learned from answers, beginning with the profile or the settings, or
+    #: is what the settings say of its class.
+    estimates: Literal["learned", "constant"] = "learned"
     #: Solo p95 per class; the profile's, where it has the class.
     solo_p95_ms: dict[RequestClass, Ms] = {}
     #: m of SLO(class) = m x solo p95 (HorizonServe 6.1).
@@ -128,17 +131,19 @@ class Settings(BaseSettings):
     first_token: Literal["strict", "asap"] = "strict"
     on_finish: Literal["flush", "pace"] = "flush"
 
+    # HorizonServe's own rules, which decide who waits. Without one of these, on where slots are not
+    # lent: with lending they are worth nothing (docs/lending.md).
     #: N:M rotation between the short and the long path (HorizonServe 4.3).
-    rotation: bool = True
+    rotation: bool | None = None
     #: Requests with slack ratio below ``u_guard`` are exempt from rotation and cap.
-    slack_guard: bool = True
+    slack_guard: bool | None = None
     u_guard: Annotated[Number, Field(gt=0)] = 4.0
     #: Requests with slack ratio below ``u_lost`` (0: whose deadline has passed) go behind those
     #: that can still be saved, or keep their protection, which is the paper's literal rule.
     lost: Literal["demote", "protect"] = "demote"
     u_lost: Annotated[Number, Field(ge=0)] = 0.5
-    #: Upper bound on ordinary long-path requests in the shared stage.
-    long_cap: bool = True
+    #: Upper bound on ordinary long-path requests in the shared stage; a bound below switches it on.
+    long_cap: bool | None = None
     #: The bound itself; without one, half of the usable slots.
     long_cap_requests: Count | None = None
     #: No path's first waiting request is held back for longer than this.
@@ -203,6 +208,23 @@ class Settings(BaseSettings):
     def lends(self) -> bool:
         """Whether slots are lent."""
         return (self.lending and self.scheduler == "horizon") or self.scheduler == "halo"
+
+    @property
+    def rotates(self) -> bool:
+        """Whether short and long path take turns."""
+        return not self.lending if self.rotation is None else self.rotation
+
+    @property
+    def guards(self) -> bool:
+        """Whether little slack exempts from being hidden."""
+        return not self.lending if self.slack_guard is None else self.slack_guard
+
+    @property
+    def caps_long(self) -> bool:
+        """Whether long requests in the shared stage are bounded."""
+        if self.long_cap is None:
+            return not self.lending or self.long_cap_requests is not None
+        return self.long_cap
 
     def slo_ms(self, request_class: RequestClass) -> float:
         """First-response target of the class."""
@@ -321,14 +343,26 @@ def load(
 
 
 def _profiled(settings: Settings, sources: dict[str, str], spelled: str) -> Settings:
-    """The settings with the solo times of their profile, where they have none of their own."""
+    """The settings with what their profile says, where they say nothing themselves."""
     try:
         found = profile.load(settings.profile or "")
     except profile.ProfileError as error:
         raise ConfigError(f"{spelled}: {error}") from error
-    of_profile = {name: one.solo_p95_ms for name, one in found.classes.items()}
-    sources.setdefault("solo_p95_ms", f"profile {settings.profile}")
-    return settings.changed({"solo_p95_ms": {**of_profile, **settings.solo_p95_ms}})
+    alone_ms = {name: one.solo_p95_ms for name, one in found.classes.items()}
+    changes: dict[str, Any] = {"solo_p95_ms": {**alone_ms, **settings.solo_p95_ms}}
+    of_profile: dict[str, Any] = {"slo_multiple": found.slo_multiple}
+    backend = "green" if settings.spatial_backend == "auto" else settings.spatial_backend
+    if found.sms is not None and found.sms.backend == backend:
+        of_profile |= {name: getattr(found.sms, name) for name in ("s_min_sms", "s_cap_sms", "b_sat")}
+    for name, value in of_profile.items():
+        if value is not None and name not in settings.model_fields_set:
+            changes[name] = value
+    for name in changes:
+        sources.setdefault(name, f"profile {settings.profile}")
+    try:
+        return settings.changed(changes)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (beside {spelled})") from error
 
 
 def _unwritable(path: FilePath) -> str | None:
@@ -372,6 +406,7 @@ def _remedy(field: str) -> str:
         "lost": "demote or protect",
         "profile": "the path of a file that `horizon-profile slo` wrote",
         "profile_mismatch": "refuse or warn",
+        "estimates": "learned or constant",
         "spatial_backend": "auto, green, cores or dry-run",
         "pressure": "utilization or dram",
         "b_sat": "a number above 0 and at most 1, such as 0.9",
@@ -387,6 +422,6 @@ def _remedy(field: str) -> str:
     if field.endswith("_s"):
         return "give a number of seconds above 0 and at most 60, such as 5"
     annotation = Settings.model_fields[field].annotation
-    if annotation is bool:
+    if annotation in (bool, bool | None):
         return "give on or off"
     return "give a finite number above 0"

@@ -14,7 +14,10 @@ from typing import Any, Final
 
 from horizonserve import facts, instance, profile
 from horizonserve.config import ENV_CONFIG_FILE, ConfigError, Settings, load
+from horizonserve.process import environment
 from horizonserve.slo import RequestClass
+from horizonserve.spatial import ladder
+from horizonserve.spatial.driver import Device, DriverError
 from horizonserve.spatial.report import gpu_conditions, report
 
 #: How long a running server is watched.
@@ -55,17 +58,20 @@ def examine(
         InstanceError: there is no instance ``pid``, or several and none was named.
     """
     found = Findings()
-    found.content["versions"] = facts.versions().model_dump()
+    installed = facts.versions()
+    found.content["versions"] = installed.model_dump()
+    if installed.vllm == facts.UNKNOWN:
+        found.wrong.append("vLLM is not installed in this environment")
     found.content["plugin"] = _plugin(found)
     here = facts.platform()
     found.content["platform"] = here.model_dump()
     running = instance.find(pid) if pid is not None or list(instance.live()) else None
     settings, sources = _settings(found, running, config, profile_file)
-    solo = _profile(found, settings, here)
+    solo = _profile(found, settings, here, running)
     found.content["slos"] = _slos(found, settings, sources, solo)
     if running is None:
         found.content["instance"] = None
-        found.content["gpu"] = gpu_conditions(os.getpid())
+        found.content["spatial"] = _planned(settings)
     else:
         _instance(found, running)
     defaults = [name for name in RequestClass if settings.slo_field(name) is None]
@@ -96,7 +102,7 @@ def _settings(
 ) -> tuple[Settings, Mapping[str, str]]:
     """What applies, and where it came from."""
     if running is not None and config is None and profile_file is None:
-        return running.settings, {}
+        return running.settings, _sources(running)
     environ = dict(os.environ)
     if config is not None:
         environ[ENV_CONFIG_FILE] = config
@@ -116,8 +122,50 @@ def _settings(
     return settings, sources
 
 
+def _sources(running: instance.Instance) -> Mapping[str, str]:
+    """Where a server has its settings from: what it started with, if that still says the same."""
+    try:
+        started, sources = load(environ=environment(running.pid))
+    except (OSError, ConfigError):
+        return {}
+    now = running.settings
+    return {
+        name: sources.get(name, "additional_config")
+        if getattr(started, name) == getattr(now, name)
+        else "additional_config, or set while it runs"
+        for name in now.model_fields_set
+    }
+
+
+def _planned(settings: Settings) -> dict[str, Any]:
+    """The levels that a server would make here, and what is in the way."""
+    if not settings.caps:
+        return {"state": "off"}
+    if settings.spatial_backend == "cores":
+        cores = ladder.Die(os.cpu_count() or 1, 1, 1)
+        return {"state": "possible", "levels": _levels(cores, settings)}
+    found: dict[str, Any] = {"conditions": gpu_conditions(os.getpid())}
+    wrong = [why for why in found["conditions"].values() if why]
+    if wrong:
+        return found | {"state": "refused", "why": wrong[0]}
+    try:
+        device = Device()
+        return found | {"state": "possible", "levels": _levels(device.die, settings, device)}
+    except (DriverError, ValueError) as error:
+        return found | {"state": "refused", "why": str(error)}
+
+
+def _levels(die: ladder.Die, settings: Settings, device: Device | None = None) -> list[list[int]]:
+    existing = ladder.existing(die, ladder.aligned(die)) if device is None else device.levels()
+    chosen = ladder.choose(die, existing, settings.s_min_sms, settings.s_cap_sms)
+    return [[level.shared_sms, level.downstream_sms] for level in chosen]
+
+
 def _profile(
-    found: Findings, settings: Settings, here: profile.Platform
+    found: Findings,
+    settings: Settings,
+    here: profile.Platform,
+    running: instance.Instance | None,
 ) -> Mapping[RequestClass, profile.ClassProfile]:
     if settings.profile is None:
         found.content["profile"] = None
@@ -127,12 +175,15 @@ def _profile(
     except profile.ProfileError as error:
         found.wrong.append(str(error))
         return {}
-    # The model is known to the server only.
-    different = read.mismatches(here, read.model, facts.versions())
+    served = read.model
+    if running is not None:
+        served = profile.Model(name="", **running.identity["architecture"])
+    # Without a server nobody knows its model.
+    different = read.differences(here, served, facts.versions())
     found.content["profile"] = {"path": settings.profile, "kind": read.kind, "differs": different}
     if different:
         said = found.wrong if settings.profile_mismatch == "refuse" else found.advice
-        said.append(f"{settings.profile}: {'; '.join(different)}; measure it here")
+        said.append(f"{settings.profile}: {'; '.join(different)}; run `horizon-profile slo` here")
     return read.classes
 
 

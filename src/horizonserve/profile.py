@@ -7,6 +7,7 @@ compared line by line.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections.abc import Mapping
@@ -69,15 +70,15 @@ class Size(_Part):
     audio_s: Amount = 0.0
     image_px: Count = 0
     video_frames: Count = 0
-    #: As the server counts them: media included, and answer tokens of the shared stage.
+    #: Of the shared stage: media included, as the server counts them; and as was asked for.
     prompt_tokens: Annotated[int, Field(ge=1)]
     answer_tokens: Count
     samples: Annotated[int, Field(ge=1)]
     first_p50_ms: Ms
     first_p95_ms: Ms
     #: Of the median, what the shared stage takes and what the stages after it do (profiling/fit).
-    shared_ms: Amount | None = None
-    downstream_ms: Amount | None = None
+    shared_ms: Amount
+    downstream_ms: Amount
 
 
 class ClassProfile(_Part):
@@ -145,9 +146,14 @@ class Profile(_Part):
     #: Classes that the pipeline takes but that could not be measured, and why.
     failed: dict[RequestClass, str] = {}
     sms: SmProfile | None = None
+    #: Over all classes. Written last, so that a file that was cut short is noticed.
+    total_samples: Count
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
+        total = sum(one.samples for one in self.classes.values())
+        if self.total_samples != total:
+            raise ValueError(f"total_samples is {self.total_samples}, but the classes have {total}")
         for name, one in self.classes.items():
             slo_ms = self.slo_multiple * one.solo_p95_ms
             # To the digit that is written, and no further.
@@ -157,6 +163,29 @@ class Profile(_Part):
                     f" is {slo_ms:g}"
                 )
         return self
+
+    def updated(
+        self, classes: Mapping[RequestClass, ClassProfile], slo_multiple: float
+    ) -> Profile:
+        """With these classes in the place of its own, and every target at this multiple."""
+        merged = {**self.classes, **classes}
+        kept = {
+            name: merged[name].model_copy(
+                update={"slo_ms": slo_multiple * merged[name].solo_p95_ms}
+            )
+            for name in RequestClass
+            if name in merged
+        }
+        total = sum(one.samples for one in kept.values())
+        update = {"classes": kept, "slo_multiple": slo_multiple, "total_samples": total}
+        return self.model_copy(update=update)
+
+    def differences(self, platform: Platform, model: Model, versions: Versions) -> list[str]:
+        """Why a server must not run by it: `mismatches`, and figures that nobody measured."""
+        found = self.mismatches(platform, model, versions)
+        if self.kind == NOT_MEASURED:
+            found.append("its figures were not measured but taken from a publication")
+        return found
 
     def mismatches(self, platform: Platform, model: Model, versions: Versions) -> list[str]:
         """How a server differs from what was measured; empty if not at all.
@@ -211,6 +240,25 @@ def load(path: FilePath | str) -> Profile:
         raise ProfileError(
             f"{path}: {field}={value!r}: {first['msg']}; correct it, or measure it again"
         ) from error
+
+
+def kept(
+    path: FilePath, kind: str, platform: Platform, model: Model, versions: Versions
+) -> Profile:
+    """The profile that is there, if it is whole and of the same; else one without figures."""
+    with contextlib.suppress(ProfileError):
+        found = load(path)
+        if not found.mismatches(platform, model, versions):
+            return found
+    return Profile(
+        kind=kind,
+        platform=platform,
+        model=model,
+        versions=versions,
+        date=datetime.date.today(),
+        seed=0,
+        total_samples=0,
+    )
 
 
 def save(profile: Profile, path: FilePath) -> None:

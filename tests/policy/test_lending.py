@@ -131,10 +131,11 @@ def test_many_broken_streams_leave_room_for_whose_promise_is_whole() -> None:
     assert plan.given_up == 0
 
 
-def test_a_long_request_that_is_late_still_ends_soon() -> None:
-    late = audio("l1", age_s=30.0, to_generate=50)
-    lending().plan([late], [], NOW_S)
-    assert late.due_s - NOW_S < 0.25
+def test_of_those_given_up_who_needs_least_to_its_end_goes_first() -> None:
+    late = [audio("l1", age_s=30.0, to_generate=9), stream("s2", to_generate=30, broken=True)]
+    late += [stream("s1", to_generate=5, broken=True)]
+    assert names(lending(requests=1).plan(late, [], NOW_S).run) == "s1"
+    assert names(lending(requests=2).plan(late, [], NOW_S).run) == "s1 l1"
 
 
 def test_nobody_sits_out_longer_than_the_bound() -> None:

@@ -38,6 +38,7 @@ class Machine:
     async def __call__(self, cell: Cell, seed: int) -> Result:
         self.asked.append(cell)
         error = self.error(cell)
+        text = cell.request_class.output is Output.TEXT
         took_s = first_s(cell) * self.chance.lognormvariate(0, self.noise)
         return Result(
             index=0,
@@ -46,9 +47,10 @@ class Machine:
             status=Status.FAILED if error else Status.OK,
             first_s=None if error else took_s,
             end_s=took_s,
-            tokens=cell.answer_tokens,
-            prompt_tokens=prompt_tokens(cell),
-            tpot_s=TOKEN_S if cell.request_class.output is Output.TEXT else None,
+            # As a server does: with audio come no counts.
+            tokens=cell.answer_tokens if text else 0,
+            prompt_tokens=prompt_tokens(cell) if text else 0,
+            tpot_s=TOKEN_S if text else None,
             error=error or "",
         )
 

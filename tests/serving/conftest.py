@@ -37,7 +37,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
     ``make(cls, slots=4, settings={"scheduler": "edf"}, **engine)``. Time stands still unless the
     test moves ``scheduler.now_s[0]``.
     """
-    from engine import make_scheduler
+    from engine import make_scheduler, stop_clock
 
     monkeypatch.setattr(instance, "DIRECTORY", tmp_path)
     made = []
@@ -45,8 +45,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
     def make_one(cls: type, settings: dict[str, Any] | None = None, **engine: Any) -> Any:
         chosen = {"scheduler": "horizon"} | (settings or {})
         scheduler = make_scheduler(cls, additional_config={"horizon": chosen}, **engine)
-        scheduler.now_s = [1000.0]
-        scheduler._clock = lambda: scheduler.now_s[0]
+        stop_clock(scheduler)
         made.append(scheduler)
         return scheduler
 

@@ -20,6 +20,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -65,7 +66,7 @@ def make_scheduler(
 
     ``loras``: most adapters in a step (``max_loras``); 0: LoRA is off.
     """
-    init_none_hash(hash)
+    init_none_hash(sha256)
     model = ModelConfig(model=model_dir(), tokenizer=model_dir(), skip_tokenizer_init=True)
     config = VllmConfig(
         model_config=model,
@@ -96,6 +97,12 @@ def make_scheduler(
         block_size=BLOCK_TOKENS,
         log_stats=True,
     )
+
+
+def stop_clock(scheduler: Any) -> None:
+    """Let a scheduler's time stand still unless somebody moves ``scheduler.now_s[0]``."""
+    scheduler.now_s = [1000.0]
+    scheduler._clock = lambda: scheduler.now_s[0]
 
 
 def make_request(

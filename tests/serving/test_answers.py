@@ -7,82 +7,95 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from horizonserve.policy.estimate import Estimator
 from horizonserve.serving import answers
 from horizonserve.serving.answers import Answers
-from horizonserve.slo import RequestClass
 
 pytestmark = pytest.mark.vllm
-T2A = RequestClass.T2A
+
+
+@dataclass(eq=False)
+class Request:
+    request_id: str
+    external_req_id: str | None = None
+
+
+class Heard(Answers):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, float]] = []
+        super().__init__(lambda request, at_s: self.heard.append((request.request_id, at_s)))
 
 
 @pytest.fixture
-def estimator(monkeypatch: pytest.MonkeyPatch) -> Estimator:
+def inbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     monkeypatch.setenv(answers.VARIABLE, "")
     answers.prepare()
-    return Estimator(dict.fromkeys(RequestClass, 1.0))
-
-
-@pytest.fixture
-def inbox(estimator: Estimator) -> Iterator[Answers]:
-    made = Answers(estimator)
+    made = Heard()
     yield made
     made.close()
 
 
-def test_a_first_response_teaches_the_estimator(estimator: Estimator, inbox: Answers) -> None:
+def test_a_first_response_is_matched_with_its_request(inbox: Heard) -> None:
     for index in range(20):
-        inbox.await_(f"r{index}", T2A, 100, 50, 10.0)
-        answers.tell(f"r{index}", 13.5)
-        inbox.poll()
-    assert estimator.answers(T2A) == 20
-    assert estimator.estimate_s(T2A, 100, 50) == pytest.approx(3.5, rel=0.05)
+        inbox.expect(Request(f"internal-{index}", f"r{index}"))
+    for index in (3, 7):
+        answers.tell(f"r{index}", 10.0 + index)
+    inbox.poll()
+    assert inbox.heard == [("internal-3", 13.0), ("internal-7", 17.0)]
+    answers.tell("r3", 99.0)  # once only
+    inbox.poll()
+    assert len(inbox.heard) == 2
 
 
-def test_another_process_may_tell(estimator: Estimator, inbox: Answers) -> None:
-    inbox.await_("r", T2A, 100, 50, 10.0)
+def test_another_process_may_tell(inbox: Heard) -> None:
+    inbox.expect(Request("r"))
     code = "from horizonserve.serving.answers import tell; tell('r', 12.0)"
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
     inbox.poll()
-    assert estimator.answers(T2A) == 1
+    assert inbox.heard == [("r", 12.0)]
 
 
-def test_what_nobody_awaits_is_ignored(estimator: Estimator, inbox: Answers) -> None:
-    answers.tell("unknown", 12.0)
+def test_what_nobody_expects_is_ignored(inbox: Heard) -> None:
+    inbox.expect(Request("aborted"))
+    inbox.forget(Request("aborted"))
+    for name in ("unknown", "aborted"):
+        answers.tell(name, 12.0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
         for junk in (b"", b"x", b"\xff" * 2_000):
             out.sendto(junk, f"\0{os.environ[answers.VARIABLE]}")
     inbox.poll()
-    assert estimator.answers(T2A) == 0
+    assert not inbox.heard
 
 
-def test_telling_never_waits_and_never_raises(inbox: Answers) -> None:
+def test_telling_never_waits_and_never_raises(inbox: Heard) -> None:
     for _ in range(5_000):
         answers.tell("r", 1.0)
     inbox.close()
     answers.tell("r", 1.0)
 
 
-def test_only_so_many_are_awaited(inbox: Answers) -> None:
+def test_only_so_many_are_expected(inbox: Heard) -> None:
     for index in range(5_000):
-        inbox.await_(f"r{index}", T2A, 100, 50, 10.0)
-    assert len(inbox._awaited) == 4_096 and "r4999" in inbox._awaited
+        inbox.expect(Request(f"r{index}"))
+    assert len(inbox._expected) == 4_096 and "r4999" in inbox._expected
 
 
-def test_a_second_replica_goes_without(estimator: Estimator, inbox: Answers) -> None:
-    second = Answers(estimator)
-    second.await_("r", T2A, 100, 50, 10.0)
+def test_a_second_replica_goes_without(inbox: Heard) -> None:
+    second = Heard()
+    second.expect(Request("r"))
     answers.tell("r", 12.0)
     second.poll()
-    assert estimator.answers(T2A) == 0
+    assert not second.heard
 
 
 def test_without_a_server_around_there_is_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(answers.VARIABLE, raising=False)
-    made = Answers(Estimator(dict.fromkeys(RequestClass, 1.0)))
+    made = Heard()
     answers.tell("r", 1.0)
     made.poll()
     made.close()

@@ -61,7 +61,8 @@ def test_edf_admits_by_first_response_deadline(make: Make) -> None:
 
 
 def test_horizon_rotates_and_caps(make: Make) -> None:
-    scheduler = make(HorizonARScheduler, {"slo_multiple": 10}, slots=6, token_budget=8)
+    literal = {"lending": False, "slo_multiple": 10}
+    scheduler = make(HorizonARScheduler, literal, slots=6, token_budget=8)
     # One 8-token prompt fits a step beside nothing else, so every step admits one request.
     rows = []
     add(scheduler, "l1 l2 l3 l4 s1 s2 s3", output_tokens=1)

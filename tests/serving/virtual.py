@@ -11,7 +11,9 @@ from typing import Any
 from engine import make_request
 from vllm.v1.outputs import ModelRunnerOutput
 
-from horizonserve.slo import Output
+from horizonserve.bench.metrics import Targets
+from horizonserve.bench.result import Result, Status
+from horizonserve.slo import Output, RequestClass
 from horizonserve.workload import Trace
 
 TBT_S, TEXT_S, AUDIO_S = 0.055, 3.0, 22.0
@@ -20,6 +22,7 @@ PROMISES = {
     "slo_audio_ms": AUDIO_S * 1e3,
     "tbt_text_ms": TBT_S * 1e3,
 }
+TARGETS = Targets({RequestClass.T2T: TEXT_S, RequestClass.T2A: AUDIO_S}, TBT_S)
 #: A request downstream of stage 0, one at a time.
 DOWNSTREAM_S = 0.9
 
@@ -34,18 +37,23 @@ class Life:
     token_s: list[float] = field(default_factory=list)
     first_s: float | None = None
 
-    @property
-    def kept(self) -> bool:
-        """Both promises (first response, and every token by its release)."""
-        target_s = AUDIO_S if self.long else TEXT_S
-        if self.first_s is None or self.first_s - self.arrival_s > target_s:
-            return False
-        released_s = self.arrival_s + target_s
-        for at_s in [] if self.long else self.token_s[1:]:
-            if at_s > released_s + TBT_S:
-                return False
-            released_s = max(at_s, released_s + TBT_S)
-        return self.long or len(self.token_s) == self.tokens
+    def result(self, index: int, start_s: float, now_s: float) -> Result:
+        """As the benchmark would have recorded it in a run from ``start_s`` to ``now_s``."""
+        first_s = None if self.first_s is None or self.first_s > now_s else self.first_s
+        whole = first_s is not None if self.long else len(self.token_s) == self.tokens
+        end_s = (first_s if self.long else self.token_s[-1]) if whole else now_s
+        since_s = [] if self.long else [at_s - self.arrival_s for at_s in self.token_s]
+        return Result(
+            index=index,
+            request_class=RequestClass.T2A if self.long else RequestClass.T2T,
+            at_s=self.arrival_s - start_s,
+            status=Status.OK if whole else Status.CUT,
+            first_s=None if first_s is None else first_s - self.arrival_s,
+            end_s=(end_s or now_s) - self.arrival_s,
+            tokens=len(self.token_s),
+            tpot_s=(since_s[-1] - since_s[0]) / (len(since_s) - 1) if len(since_s) > 1 else None,
+            token_s=tuple(since_s),
+        )
 
 
 @dataclass
@@ -65,6 +73,7 @@ class Virtual:
     def __init__(self, scheduler: Any, *, noise: float = 0.0, seed: int = 0) -> None:
         self.scheduler = scheduler
         self.clock = scheduler.now_s  # the fixture's
+        self.start_s = self.clock[0]
         self.rng = random.Random(seed)
         self.noise = noise
         self.slower: Callable[[float], float] = lambda _now_s: 1.0
@@ -74,7 +83,7 @@ class Virtual:
 
     def play(self, trace: Trace, until_s: float = math.inf) -> None:
         """All requests of the trace, to their ends or until that time."""
-        start_s = self.clock[0]
+        start_s = self.start_s
         items = list(trace.items)
         while items or self.scheduler.has_unfinished_requests():
             while items and start_s + items[0].at_s <= self.clock[0]:
@@ -140,9 +149,10 @@ class Virtual:
             free_s = max(self._downstream_free_s, self.clock[0])
             life.first_s = self._downstream_free_s = free_s + DOWNSTREAM_S
 
-    @property
-    def share_kept(self) -> float:
-        return sum(life.kept for life in self.lives.values()) / len(self.lives)
+    def results(self) -> list[Result]:
+        """Every request so far."""
+        lives = enumerate(self.lives.values())
+        return [life.result(index, self.start_s, self.clock[0]) for index, life in lives]
 
     def longest_pause_s(self) -> float:
         """Longest time for which a request sat in the stage without advancing."""
@@ -155,3 +165,12 @@ class Virtual:
                 longest_s = max(longest_s, step.start_s - since_s[name])
                 since_s[name] = step.start_s + step.took_s
         return longest_s
+
+    def longest_wait_s(self) -> float:
+        """Longest time from a request's arrival until it had a slot, or until now without one."""
+        entered_s: dict[str, float] = {}
+        for step in self.steps:
+            for name in step.running:
+                entered_s.setdefault(name, step.start_s)
+        lives = self.lives.items()
+        return max(entered_s.get(name, self.clock[0]) - life.arrival_s for name, life in lives)

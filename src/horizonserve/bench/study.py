@@ -2,8 +2,8 @@
 
 A policy's best slot count and token budget, which a careful user would run, are found by short runs
 on a trace that is not used again: slots first, at the largest budget, then the budget at those
-slots. The best keeps the most first-response and token promises together; of equals the one with
-the most first responses in time; of those the first, which has fewer slots or the larger budget.
+slots. The best keeps most by both ways of counting, first responses and both promises, taken
+together; of equals the first, which has fewer slots or the larger budget.
 
 Rates are multiples of the saturation rate of `default` at ``saturation_slots`` slots.
 """
@@ -123,7 +123,7 @@ class Study(ABC):
         candidates = {policy: [best[policy], *narrower[policy]] for policy in policies}
         return list(best_arms(candidates, scores).values())
 
-    async def _scores(self, name: str, arms: dict[str, list[Arm]]) -> dict[str, Score]:
+    async def _scores(self, name: str, arms: dict[str, list[Arm]]) -> dict[str, float]:
         c = self.config
         every = [arm for of_policy in arms.values() for arm in of_policy]
         if not every:
@@ -192,17 +192,14 @@ def slots_arm(policy: str, slots: int, more: Mapping[str, Any] | None = None) ->
     return Arm("-".join([policy, *words]), {"scheduler": policy, "slots": slots, **more})
 
 
-Score = tuple[float, float]
-
-
-def score(row: Row) -> Score:
+def score(row: Row) -> float:
     """What the best arm has most of."""
-    return row.both or 0.0, row.attainment or 0.0
+    return (row.both or 0.0) + (row.attainment or 0.0)
 
 
-def best_arms(arms: dict[str, list[Arm]], scores: dict[str, Score]) -> dict[str, Arm]:
+def best_arms(arms: dict[str, list[Arm]], scores: dict[str, float]) -> dict[str, Arm]:
     """The arm of each policy with the highest score, the first of equals."""
     return {
-        policy: max(of_policy, key=lambda arm: scores.get(arm.name, (0.0, 0.0)))
+        policy: max(of_policy, key=lambda arm: scores.get(arm.name, 0.0))
         for policy, of_policy in arms.items()
     }

@@ -121,9 +121,10 @@ class _Line:
         x = np.array([1.0, prompt_tokens / _THOUSAND, answer_tokens / _THOUSAND])
         self._p += self._drift
         px = self._p @ x
-        # Longer requests vary by more.
-        variance = float(x @ px) + (_NOISE * actual_s) ** 2
-        self._w += px / variance * (actual_s - float(self._w @ x))
+        estimated_s = float(self._w @ x)
+        # Longer requests vary by more, and one that took far longer than expected says little.
+        variance = float(x @ px) + (_NOISE * max(actual_s, estimated_s)) ** 2
+        self._w += px / variance * (actual_s - estimated_s)
         self._p -= np.outer(px, px) / variance
         # More tokens never take less.
         np.maximum(self._w, 0.0, out=self._w)

@@ -9,9 +9,9 @@ time that is left for this stage, spread likewise.
   promise, length and promises are chosen such that most are kept (promises.py), and the others are
   given up in this step. They may be taken up again in the next.
 - *Order.* Decodes that can afford no pause; prefills, earliest due first, those that run and those
-  that wait alike; decodes whose promise is given up, at the pace of an answer in ``LATE_S``; all
-  other decodes; prefills that are lost, but for the share of them that view.py grants. A prompt
-  is cut to what is left of the step.
+  that wait alike; decodes whose promise is given up, least to generate first, within
+  ``LATE_SHARE`` of the step; all other decodes; prefills that are lost, but for the share of them
+  that view.py grants. A prompt is cut to what is left of the step.
 - *Lease.* A decode for which the step has no place sits out this step. It keeps its slot and its KV
   blocks: nothing is preempted, recomputed or moved. Nobody sits out longer than ``max_wait_s``.
 """
@@ -39,8 +39,8 @@ PREFILL_SHARE: Final = 0.85
 #: Long requests are served as if they had this share of their time: what comes after this stage
 #: takes longer than it does alone.
 LONG_SHARE: Final = 0.6
-#: Decodes whose promise is broken are to take so many seconds in all, for which this share of the
-#: time is kept at most. Lost prefills that have begun count as due in so many seconds.
+#: Time is kept for decodes whose promise is broken, as if an answer were to take so many seconds,
+#: but this share of it at most. Lost prefills that have begun count as due in so many seconds.
 LATE_S: Final = 10.0
 LATE_SHARE: Final = 0.7
 LOST_PREFILL_S: Final = 5.0
@@ -223,9 +223,8 @@ class Lending:
         first = set(waited)
         prefills = [job for job in prefills if job not in first]
         for job in decodes:
-            keeps = job.pace_s < inf and job not in given_up
-            pace_s = job.pace_s if keeps else self._late_pace_s(job)
-            if keeps and job.ticket.path is Path.LONG:
+            pace_s = job.pace_s
+            if pace_s < inf and job.ticket.path is Path.LONG:
                 left_s = self._leave_by_s(job, LONG_SHARE) - now_s
                 pace_s = max(min(pace_s, left_s / job.to_generate), self.model.solo_s)
             served_s = now_s if job.in_flight else _served_s(job)
@@ -233,23 +232,23 @@ class Lending:
             if served_s < long_ago_s:
                 waited.append(job)
             else:
-                (kept if keeps else late).append(job)
+                (late if pace_s == inf or job in given_up else kept).append(job)
         # One that is not in this step ends the next one at the earliest.
         soon_s = now_s + 2 * limit_s
         by_due = attrgetter("due_s")
         now, later = _split(sorted(kept, key=by_due), soon_s)
-        late_now, late_later = _split(sorted(late, key=by_due), soon_s)
-        places = self._late_places(late_now, limit_s) if kept or prefills else len(late_now)
+        # Who needs least to its end makes room soonest.
+        late.sort(key=attrgetter("to_generate"))
+        places = self._late_places(late, limit_s) if kept or prefills else len(late)
         return [
             *sorted(waited, key=by_due),
             *now,
             *share,
             *(job for job in prefills if job not in given_up),
-            *late_now[:places],
+            *late[:places],
             *(job for job in prefills if job in given_up),
             *later,
-            *late_now[places:],
-            *late_later,
+            *late[places:],
         ]
 
     def _late_places(self, late: Sequence[Job], limit_s: float) -> int:

@@ -62,6 +62,7 @@ class Ticket:
         self.deadline_s += now_s - self.arrival_s
         self.arrival_s = now_s
         self.released_s, self.broken = None, False
+        self.entered_s = None  # its next answer does not begin with its first step
 
     def token(self, now_s: float, count: int = 1) -> None:
         """Note tokens that were generated now."""

@@ -119,10 +119,11 @@ def slo(
         raise typer.Exit(130) from interrupt
     except (ServerError, LiveError, SamplesError, ProfileError, OSError) as error:
         raise _fail(error) from error
-    show(console, outcome.profile)
-    console.print(f"{path}", highlight=False)
+    if outcome.profile.classes:
+        show(console, outcome.profile)
+        console.print(f"{path}", highlight=False)
     if not outcome.complete:
-        console.print(f"partial: {outcome.why}", style="bold yellow", highlight=False)
+        console.print(f"partial: {outcome.why}", style="bold yellow", highlight=False, markup=False)
         raise typer.Exit(1 if outcome.profile.classes else 2)
 
 
@@ -163,15 +164,15 @@ def sm(
             guess_s = min(config.budget_s, len(levels) * rounds * LEVEL_GUESS_S)
             console.print(f"about {guess_s / 60:.0f} minutes, at most {config.budget_s / 60:.0f}")
             return
-        path, profile, complete = serve_and_sweep(model, deploy, backend, config, out, console)
+        path, profile, why = serve_and_sweep(model, deploy, backend, config, out, console)
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
     except (ServerError, LiveError, ProfileError, OSError, ValueError, RuntimeError) as error:
         raise _fail(error) from error
     _show_levels(console, profile)
     console.print(f"{path}", highlight=False)
-    if not complete:
-        console.print("partial: the budget ended before all rounds", style="bold yellow")
+    if why:
+        console.print(f"partial: {why}", style="bold yellow", highlight=False, markup=False)
         raise typer.Exit(1)
 
 

@@ -4,10 +4,11 @@ Of a class, with its samples in rounds (each size once):
 
     solo p50, p95       of all samples together, every size alike
     interval of p95     bootstrap over rounds, so that a drift of the machine is in it
+    prompt tokens       of a size: what the text class of the same input counted for it
     b                   first response per answer token: least squares of the medians of its sizes
                         on (1, prompt tokens, answer tokens), no coefficient below 0; 0 for text
-    shared              of a size: what the text class of the same input takes to its first token
-                        at as many prompt tokens, and its time per token for the rest of the answer
+    shared              of a size: what the text class of the same input takes to its first token,
+                        and its time per token for the rest of the answer
     downstream          median first response - shared, at least 0
 
 The last two say where the time goes; they are not measured in the stages.
@@ -22,14 +23,22 @@ import numpy as np
 from scipy.optimize import nnls
 
 from horizonserve.bench.intervals import Interval, block_quantile
-from horizonserve.policy.estimate import Curve
 from horizonserve.profile import ClassProfile, Size
-from horizonserve.profiling.plan import Cell
+from horizonserve.profiling.plan import Asked, Cell, text_of
 from horizonserve.profiling.samples import Sample
 from horizonserve.slo import Output, RequestClass
 
 #: A size with fewer samples has no median worth the name.
-FEWEST: Final = 3
+FEWEST: Final = 6
+
+
+def is_look(rounds: int) -> bool:
+    """Whether a class may be done after so many rounds: FEWEST, and each doubling of it.
+
+    An interval that is looked at after every round is narrow by chance some time.
+    """
+    times, rest = divmod(rounds, FEWEST)
+    return rest == 0 and times.bit_count() == 1
 
 
 def p95_interval(samples: Sequence[Sample]) -> Interval | None:
@@ -51,55 +60,61 @@ def relative_width(samples: Sequence[Sample]) -> float:
 def profiles(
     plan: Sequence[Cell], samples: Sequence[Sample], slo_multiple: float
 ) -> dict[RequestClass, ClassProfile]:
-    """A profile of every class of which each measured size has at least ``FEWEST`` samples."""
-    of_class: dict[RequestClass, dict[int, list[Sample]]] = {}
+    """A profile of every class that can have one.
+
+    Each of its sizes needs ``FEWEST`` samples, and so does the same size of the text class of its
+    input, whose answers tell how long the prompts are.
+    """
+    of_class: dict[RequestClass, dict[Cell, list[Sample]]] = {}
     for sample in samples:
-        sizes = of_class.setdefault(plan[sample.cell].request_class, {})
-        sizes.setdefault(sample.cell, []).append(sample)
+        cell = plan[sample.cell]
+        of_class.setdefault(cell.request_class, {}).setdefault(cell, []).append(sample)
     whole = {
-        name: sizes
+        name: _Sizes(sizes)
         for name, sizes in of_class.items()
         if all(len(found) >= FEWEST for found in sizes.values())
     }
-    texts = {
-        name.value[0]: _Shared(sizes) for name, sizes in whole.items() if name.output is Output.TEXT
-    }
     return {
-        name: _profile(plan, name, sizes, texts.get(name.value[0]), slo_multiple)
-        for name, sizes in sorted(whole.items(), key=lambda one: list(RequestClass).index(one[0]))
+        name: _profile(name, whole[name], whole[text_of(name)], slo_multiple)
+        for name in RequestClass
+        if name in whole
+        and text_of(name) in whole
+        and whole[name].asked <= whole[text_of(name)].prompt_tokens.keys()
     }
 
 
-class _Shared:
-    """What the shared stage takes for one kind of input."""
+class _Sizes:
+    """What was measured of a class."""
 
-    def __init__(self, sizes: Mapping[int, Sequence[Sample]]) -> None:
-        self.first = Curve(
-            (found[0].prompt_tokens, _quantile_s([s.first_s for s in found], 0.5))
-            for found in sizes.values()
-        )
+    def __init__(self, sizes: Mapping[Cell, Sequence[Sample]]) -> None:
+        self.of = sizes
+        self.asked = {cell.asked for cell in sizes}
+        self.median_s = {
+            cell: _quantile_s([s.first_s for s in found], 0.5) for cell, found in sizes.items()
+        }
+        #: Both of a text class.
+        self.first_s = {cell.asked: median_s for cell, median_s in self.median_s.items()}
+        self.prompt_tokens = {
+            cell.asked: round(float(np.median(counts)))
+            for cell, found in sizes.items()
+            if (counts := [s.prompt_tokens for s in found if s.prompt_tokens])
+        }
         tpots_s = [s.tpot_s for found in sizes.values() for s in found if s.tpot_s is not None]
         self.tpot_s = _quantile_s(tpots_s, 0.5) if tpots_s else None
 
-    def time_s(self, prompt_tokens: int, answer_tokens: int) -> float:
-        """Until the last token of an answer."""
-        rest_s = (self.tpot_s or 0.0) * max(0, answer_tokens - 1)
-        return self.first.first_response_s(prompt_tokens, 0) + rest_s
+    def shared_s(self, asked: Asked, answer_tokens: int) -> float:
+        """Of a text class: until the last token of an answer."""
+        return self.first_s[asked] + (self.tpot_s or 0.0) * max(0, answer_tokens - 1)
 
 
 def _profile(
-    plan: Sequence[Cell],
-    request_class: RequestClass,
-    sizes: Mapping[int, Sequence[Sample]],
-    shared: _Shared | None,
-    slo_multiple: float,
+    request_class: RequestClass, sizes: _Sizes, texts: _Sizes, slo_multiple: float
 ) -> ClassProfile:
-    every = [sample for found in sizes.values() for sample in found]
+    every = [sample for found in sizes.of.values() for sample in found]
     firsts_s = [sample.first_s for sample in every]
     p95_s = _quantile_s(firsts_s, 0.95)
     low_s, high_s = p95_interval(every) or (p95_s, p95_s)
     text = request_class.output is Output.TEXT
-    tpot_s = shared.tpot_s if text and shared else None
     return ClassProfile(
         samples=len(every),
         solo_p50_ms=_ms(_quantile_s(firsts_s, 0.5)),
@@ -107,55 +122,43 @@ def _profile(
         solo_p95_low_ms=_ms(min(low_s, p95_s)),
         solo_p95_high_ms=_ms(max(high_s, p95_s)),
         slo_ms=_ms(slo_multiple * p95_s),
-        tpot_p50_ms=None if tpot_s is None else _ms(tpot_s),
-        per_answer_token_ms=0.0 if text else _ms(_per_answer_token_s(list(sizes.values()))),
-        sizes=tuple(
-            _size(plan[cell], found, None if text else shared, text)
-            for cell, found in sorted(sizes.items())
-        ),
+        tpot_p50_ms=_ms(sizes.tpot_s) if text and sizes.tpot_s is not None else None,
+        per_answer_token_ms=0.0 if text else _ms(_per_answer_token_s(sizes, texts)),
+        sizes=tuple(_size(cell, sizes, texts) for cell in sizes.of),
     )
 
 
-def _size(cell: Cell, found: Sequence[Sample], shared: _Shared | None, text: bool) -> Size:
-    firsts_s = [sample.first_s for sample in found]
-    median_s = _quantile_s(firsts_s, 0.5)
-    prompt_tokens = round(_median([s.prompt_tokens for s in found]))
-    answer_tokens = round(_median([s.answer_tokens for s in found]))
-    shared_s: float | None = None
-    if text:
-        shared_s = median_s
-    elif shared is not None:
-        shared_s = min(median_s, shared.time_s(prompt_tokens, answer_tokens))
+def _size(cell: Cell, sizes: _Sizes, texts: _Sizes) -> Size:
+    median_s = sizes.median_s[cell]
+    shared_s = median_s
+    if cell.request_class.output is not Output.TEXT:
+        shared_s = min(median_s, texts.shared_s(cell.asked, cell.answer_tokens))
+    found = sizes.of[cell]
     return Size(
         prompt_words=cell.prompt_words,
         audio_s=cell.audio_ms / 1e3,
         image_px=cell.image_px,
         video_frames=cell.video_frames,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
+        prompt_tokens=texts.prompt_tokens[cell.asked],
+        answer_tokens=cell.answer_tokens,
         samples=len(found),
         first_p50_ms=_ms(median_s),
-        first_p95_ms=_ms(_quantile_s(firsts_s, 0.95)),
-        shared_ms=None if shared_s is None else _ms(shared_s),
-        downstream_ms=None if shared_s is None else _ms(median_s - shared_s),
+        first_p95_ms=_ms(_quantile_s([s.first_s for s in found], 0.95)),
+        shared_ms=_ms(shared_s),
+        downstream_ms=_ms(median_s - shared_s),
     )
 
 
-def _per_answer_token_s(sizes: Sequence[Sequence[Sample]]) -> float:
-    rows = [(1.0, found[0].prompt_tokens, found[0].answer_tokens) for found in sizes]
-    medians_s = [_quantile_s([s.first_s for s in found], 0.5) for found in sizes]
-    if len({answer for _, _, answer in rows}) < 2:
+def _per_answer_token_s(sizes: _Sizes, texts: _Sizes) -> float:
+    if len({cell.answer_tokens for cell in sizes.of}) < 2:
         return 0.0
-    coefficients, _ = nnls(np.array(rows), np.array(medians_s))
+    rows = [(1.0, texts.prompt_tokens[cell.asked], cell.answer_tokens) for cell in sizes.of]
+    coefficients, _ = nnls(np.array(rows), np.array(list(sizes.median_s.values())))
     return float(coefficients[2])
 
 
 def _quantile_s(values: Sequence[float], q: float) -> float:
     return float(np.quantile(values, q))
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values))
 
 
 def _ms(value_s: float) -> float:

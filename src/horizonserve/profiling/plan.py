@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from horizonserve.slo import Output, RequestClass
 from horizonserve.workload import Item
@@ -13,6 +13,15 @@ from horizonserve.workload import Item
 #: Enough of a text answer for a time per token; its first token does not depend on the rest.
 TEXT_ANSWER_TOKENS: Final = 16
 IMAGE_ANSWER_TOKENS: Final = 16
+
+
+class Asked(NamedTuple):
+    """What a request brings."""
+
+    prompt_words: int
+    audio_ms: int
+    image_px: int
+    video_frames: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,11 @@ class Cell:
     audio_ms: int = 0
     image_px: int = 0
     video_frames: int = 0
+
+    @property
+    def asked(self) -> Asked:
+        """What it brings, whatever it asks for."""
+        return Asked(self.prompt_words, self.audio_ms, self.image_px, self.video_frames)
 
     def item(self, seed: int) -> Item:
         """A request of this size; the seed decides its words and the bytes of its media."""
@@ -78,6 +92,16 @@ class Grid:
         ]
 
 
+def text_of(request_class: RequestClass) -> RequestClass:
+    """The class that is asked the same for a text."""
+    return RequestClass(f"{request_class.value[0]}2t")
+
+
 def cells(grid: Grid, classes: Iterable[RequestClass]) -> list[Cell]:
-    """The sizes of all these classes."""
-    return [cell for request_class in classes for cell in grid.cells(request_class)]
+    """The sizes of all these classes, and of the text classes of their inputs.
+
+    Only a text answer says how many tokens its prompt had.
+    """
+    wanted = list(classes)
+    every = dict.fromkeys([*map(text_of, wanted), *wanted])
+    return [cell for name in RequestClass if name in every for cell in grid.cells(name)]

@@ -29,8 +29,8 @@ class Sample:
     cell: int
     turn: int
     first_s: float
+    #: As the server counts them, media included; 0 where it does not say: only text answers do.
     prompt_tokens: int
-    answer_tokens: int
     tpot_s: float | None
 
 
@@ -90,6 +90,10 @@ class Samples:
         """Note that the server does not take requests of this size."""
         self.refused[cell] = why
         self._write("refused", {"cell": cell, "why": why})
+
+    def taken(self) -> list[Sample]:
+        """Those of sizes that the server takes; a size may be refused after it was answered."""
+        return [sample for sample in self.samples if sample.cell not in self.refused]
 
     def of(self, cell: int) -> list[Sample]:
         """The samples of one size."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from horizonserve.bench.server import (
     serve,
 )
 from horizonserve.config import Settings
-from horizonserve.profile import Model, Platform, Profile, Versions, load, place, save
+from horizonserve.profile import Model, Platform, Profile, Versions, kept, place, save
 from horizonserve.profiling.fit import profiles
 from horizonserve.profiling.plan import Cell, Grid, cells
 from horizonserve.profiling.samples import Samples, sweep_of
@@ -88,18 +88,24 @@ def serve_and_measure(
     Raises:
         ServerError: it did not start.
         SamplesError: ``out`` holds samples of another sweep.
-        ProfileError: nothing could be measured.
     """
-    log_file = out / "server.log"
-    with Display(console, BOOT_GUESS_S + config.budget_s) as display:
-        port = free_port()
-        argv = command_line(model, deploy, scheduler="horizon", port=port)
+    found: tuple[Path, Outcome] | None = None
+    port = free_port()
+    argv = command_line(model, deploy, scheduler="horizon", port=port)
+    try:
         with contextlib.ExitStack() as stack:
+            display = stack.enter_context(Display(console, BOOT_GUESS_S + config.budget_s))
             with display.step("starting the server", BOOT_GUESS_S) as say:
                 server = stack.enter_context(
-                    serve(argv, port, log_file, notify=lambda _s, line: say(line))
+                    serve(argv, port, out / "server.log", notify=lambda _s, line: say(line))
                 )
-            return asyncio.run(_measure(server, MODEL_NAME, config, out, display, Path(model).name))
+            measuring = _measure(server, MODEL_NAME, config, out, display, Path(model).name)
+            found = asyncio.run(measuring)
+    except ServerError:
+        # It died, and what it answered before is in the profile.
+        if found is None:
+            raise
+    return found
 
 
 def measure_at(url: str, config: SloConfig, out: Path, console: Console) -> tuple[Path, Outcome]:
@@ -127,8 +133,6 @@ async def _measure(
             await live.switch(Settings(scheduler="default"))
         where = _facts(live if own else None, title or served_name)
         path = place(out, where.platform, where.model)
-        # The fixed-cap sweep is another command's.
-        sms = load(path).sms if path.exists() else None
         samples = Samples(
             path.with_suffix(".samples.jsonl"),
             sweep_of(
@@ -140,11 +144,12 @@ async def _measure(
             ),
         )
         try:
-            outcome = await _sweep(live, served_name, where, config, samples, display)
+            before = kept(path, where.kind, where.platform, where.model, where.versions)
+            outcome = await _sweep(live, served_name, before, config, samples, display)
         finally:
             samples.close()
-        outcome = replace(outcome, profile=outcome.profile.model_copy(update={"sms": sms}))
-        save(outcome.profile, path)
+        if outcome.profile.classes:
+            save(outcome.profile, path)
         if outcome.complete:
             samples.path.unlink()
         return path, outcome
@@ -153,7 +158,7 @@ async def _measure(
 async def _sweep(
     live: Live,
     served_name: str,
-    where: Facts,
+    before: Profile,
     config: SloConfig,
     samples: Samples,
     display: Display,
@@ -167,7 +172,8 @@ async def _sweep(
             index=0,
             scheduled_s=time.monotonic(),
             limit_s=REQUEST_LIMIT_S,
-            payload={**body(item), "model": served_name},
+            # The answers are as long as the plan says.
+            payload={**body(item), "model": served_name, "ignore_eos": True},
         )
         if result.status is Status.FAILED and not await _alive(live):
             raise ServerGoneError(f"{live.server.url} does not answer any more: {result.error}")
@@ -182,21 +188,28 @@ async def _sweep(
                 why.append("the budget ended before every interval was narrow enough")
         except ServerGoneError as error:
             why.append(str(error))
-    classes = profiles(config.plan, samples.samples, config.slo_multiple)
-    if sweep.failed:
-        why.append(f"not measured: {', '.join(name.value for name in sweep.failed)}")
+    found = profiles(config.plan, samples.taken(), config.slo_multiple)
+    failed = sweep.failed
+    if not why:
+        uncounted = {config.plan[s.cell].request_class for s in samples.taken()} - found.keys()
+        failed |= dict.fromkeys(
+            uncounted - failed.keys(), "no text answer told how many tokens its prompts have"
+        )
+    if failed:
+        why.append(f"not measured: {', '.join(failed)}")
+    if not found:
+        why.append("the server took none of the classes" if not why else "nothing is measured yet")
+    # What is there is replaced by what is better known only.
+    better = {
+        name: one for name, one in found.items() if name not in before.classes or sweep.done(name)
+    }
+    update = {
+        "date": datetime.date.today(),
+        "seed": config.seed,
+        "failed": {name: error[:300] for name, error in failed.items()},
+    }
     return Outcome(
-        Profile(
-            kind=where.kind,
-            platform=where.platform,
-            model=where.model,
-            versions=where.versions,
-            date=datetime.date.today(),
-            seed=config.seed,
-            slo_multiple=config.slo_multiple,
-            classes=classes,
-            failed={name: error[:300] for name, error in sweep.failed.items()},
-        ),
+        before.updated(better, config.slo_multiple).model_copy(update=update),
         complete=not why,
         why="; ".join(why),
     )

@@ -11,6 +11,8 @@ Chosen from them:
              is within ``degradation`` of the best among those
     S_min    the smallest level whose TPOT is within ``slowest`` of the best
     B_sat    median pressure while co-running at S_cap
+
+The best may be the whole device; only a level that leaves the stages downstream something is chosen.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import numpy as np
 
 from horizonserve.bench.live import Live, LiveError
 from horizonserve.bench.result import Result, Status
+from horizonserve.bench.server import ServerError
 from horizonserve.config import Settings
 from horizonserve.profile import SmLevel, SmProfile
 from horizonserve.slo import RequestClass
@@ -88,23 +91,38 @@ async def sweep(
     levels: Levels,
     config: SmConfig,
     say: Callable[[str], None] = lambda _words: None,
-) -> dict[int, Measured]:
-    """Measure every level, by shared SMs, until all rounds are done or the budget ends.
+) -> tuple[dict[int, Measured], str]:
+    """Measure every level until all rounds are done.
 
-    Raises:
-        LiveError: a request failed, or nothing downstream started.
+    Returns what was seen, by shared SMs, and why it is not all: the budget ended, a request failed,
+    nothing downstream started; empty when it is.
     """
-    began_s = time.monotonic()
     found = {shared: Measured() for shared, _ in levels}
+    try:
+        if not await _rounds(live, levels, config, say, found):
+            return found, "the budget ended before all rounds"
+    except (LiveError, ServerError) as error:
+        return found, str(error)
+    return found, ""
+
+
+async def _rounds(
+    live: Live,
+    levels: Levels,
+    config: SmConfig,
+    say: Callable[[str], None],
+    found: dict[int, Measured],
+) -> bool:
+    """Fill ``found``; whether there was time for every round."""
+    began_s = time.monotonic()
     base = Settings(scheduler="horizon", lending=False)
 
     async def shorts(shared: int, turn: int, co_run: bool) -> None:
         for index in range(config.shorts):
             at_s = time.monotonic() - began_s
             seed = config.seed * 1_000 + turn * 100 + index
-            result = await live.ask(_item(RequestClass.T2T, 1, seed))
-            if result.status is not Status.OK or result.first_s is None:
-                raise LiveError(f"a short request at {shared} SMs: {result.error}")
+            result = await _answered(live, _item(RequestClass.T2T, 1, seed), f"at {shared} SMs")
+            assert result.first_s is not None
             short = Short(at_s, result.first_s, co_run, _pressure(live))
             found[shared].shorts.append(short)
 
@@ -113,7 +131,7 @@ async def sweep(
         # Every other round backwards, so that a drift of the machine favours no level.
         for shared, _ in levels if turn % 2 == 0 else list(reversed(levels)):
             if time.monotonic() - began_s >= config.budget_s:
-                return found
+                return False
             say(f"round {turn + 1}/{config.rounds}, {shared} SMs")
             await live.idle()
             await live.switch(base.changed({"fixed_sms": shared}))
@@ -121,7 +139,7 @@ async def sweep(
             await shorts(shared, turn, co_run=False)
             async with _downstream_at_work(live, config, turn):
                 await shorts(shared, turn, co_run=True)
-    return found
+    return True
 
 
 def choose(levels: Levels, found: dict[int, Measured], config: SmConfig, backend: str) -> SmProfile:
@@ -152,33 +170,55 @@ def choose(levels: Levels, found: dict[int, Measured], config: SmConfig, backend
 
 
 def s_cap(rows: Sequence[SmLevel], tolerance: float, degradation: float) -> int | None:
-    """S_cap; None where a level was not measured."""
+    """S_cap; None where a level was not measured, or none that leaves something is good enough."""
     tpots_ms = [row.tpot_p50_ms for row in rows]
     ttfts_ms = [row.corun_ttft_p50_ms for row in rows]
     if None in tpots_ms or None in ttfts_ms:
         return None
     best_ms = min(ms for ms in tpots_ms if ms is not None)
-    near = [row for row in rows if (row.tpot_p50_ms or 0.0) <= (1 + tolerance) * best_ms]
+    near = [r for r in _shares(rows) if (r.tpot_p50_ms or 0.0) <= (1 + tolerance) * best_ms]
+    if not near:
+        return None
     least_ms = min(row.corun_ttft_p50_ms or 0.0 for row in near)
     whole = [r for r in near if (r.corun_ttft_p50_ms or 0.0) <= (1 + degradation) * least_ms]
     return min(row.shared_sms for row in whole)
 
 
 def s_min(rows: Sequence[SmLevel], slowest: float) -> int | None:
-    """S_min; None where a level was not measured."""
+    """S_min; None where a level was not measured, or none that leaves something is good enough."""
     tpots_ms = [row.tpot_p50_ms for row in rows]
     if None in tpots_ms:
         return None
     best_ms = min(ms for ms in tpots_ms if ms is not None)
-    return min(r.shared_sms for r in rows if (r.tpot_p50_ms or 0.0) <= (1 + slowest) * best_ms)
+    fast = [r for r in _shares(rows) if (r.tpot_p50_ms or 0.0) <= (1 + slowest) * best_ms]
+    return min((row.shared_sms for row in fast), default=None)
+
+
+def _shares(rows: Sequence[SmLevel]) -> list[SmLevel]:
+    return [row for row in rows if row.downstream_sms]
 
 
 async def _timed(live: Live, config: SmConfig, turn: int) -> float:
     """TPOT of a text answer alone."""
-    result = await live.ask(_item(RequestClass.T2T, ANSWER_TOKENS, config.seed * 1_000 + turn))
-    if result.status is not Status.OK or result.tpot_s is None:
-        raise LiveError(f"a text request alone on the server: {result.error}")
+    item = _item(RequestClass.T2T, ANSWER_TOKENS, config.seed * 1_000 + turn)
+    result = await _answered(live, item, "alone on the server")
+    if result.tpot_s is None:
+        raise LiveError(f"a text answer of {result.tokens} tokens has no time per token")
     return result.tpot_s
+
+
+async def _answered(live: Live, item: Item, where: str) -> Result:
+    """A text answer.
+
+    Raises:
+        LiveError: there was none.
+    """
+    result = await live.ask(item)
+    if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
+        raise asyncio.CancelledError
+    if result.status is not Status.OK:
+        raise LiveError(f"a text request {where}: {result.error or result.status.value}")
+    return result
 
 
 @contextlib.asynccontextmanager

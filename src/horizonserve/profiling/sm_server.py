@@ -8,7 +8,7 @@ import datetime
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
@@ -16,8 +16,8 @@ from horizonserve import facts
 from horizonserve.bench.boot import BOOT_GUESS_S
 from horizonserve.bench.display import Display
 from horizonserve.bench.live import Live, LiveError
-from horizonserve.bench.server import Server, command_line, free_port, serve
-from horizonserve.profile import Model, Profile, load, place, save
+from horizonserve.bench.server import Server, ServerError, command_line, free_port, serve
+from horizonserve.profile import Model, Profile, kept, place, save
 from horizonserve.profiling.figures import plot
 from horizonserve.profiling.sm import Levels, Measured, SmConfig, choose, sweep
 from horizonserve.spatial.ladder import Die, aligned, existing
@@ -52,51 +52,56 @@ def serve_and_sweep(
     config: SmConfig,
     out: Path,
     console: Console,
-) -> tuple[Path, Profile, bool]:
+) -> tuple[Path, Profile, str]:
     """Start a server whose ladder spans the device, sweep, add it to the profile and plot it.
 
-    Returns where the profile is, the profile, and whether every round was measured.
+    Returns where the profile is, the profile, and why it is not complete, empty if it is.
 
     Raises:
         ServerError: it did not start.
-        LiveError: it cannot be capped, or a request failed.
+        LiveError: it cannot be capped, or nothing was measured.
     """
     most = max(shared for shared, downstream in planned_levels(backend) if downstream)
     env = {**_WIDEST, "HORIZON_SPATIAL_BACKEND": backend, "HORIZON_S_CAP_SMS": str(most)}
     port = free_port()
     argv = command_line(model, deploy, scheduler="horizon", port=port)
-    with contextlib.ExitStack() as stack:
-        display = stack.enter_context(Display(console, BOOT_GUESS_S + config.budget_s))
-        with display.step("starting the server", BOOT_GUESS_S) as say:
-            server = stack.enter_context(
-                serve(argv, port, out / "server.log", env=env, notify=lambda _s, line: say(line))
-            )
-        with display.step("sweeping", config.budget_s) as say:
-            levels, found, measured = asyncio.run(_swept(server, config, say))
+    swept: _Swept | None = None
+    try:
+        with contextlib.ExitStack() as stack:
+            display = stack.enter_context(Display(console, BOOT_GUESS_S + config.budget_s))
+            with display.step("starting the server", BOOT_GUESS_S) as say:
+                server = stack.enter_context(
+                    serve(argv, port, out / "server.log", env=env, notify=lambda _s, x: say(x))
+                )
+            with display.step("sweeping", config.budget_s) as say:
+                swept = asyncio.run(_sweep(server, config, say))
+    except ServerError:
+        # It died, and what it answered before counts.
+        if swept is None:
+            raise
+    if not any(one.tpot_s for one in swept.measured.values()):
+        raise LiveError(swept.why)
     platform = facts.platform()
-    found = Model(name=Path(model).name, **found.model_dump(exclude={"name"}))
-    path = place(out, platform, found)
-    profile = Profile(
-        kind=facts.kind(platform),
-        platform=platform,
-        model=found,
-        versions=facts.versions(),
-        date=datetime.date.today(),
-        seed=config.seed,
-    )
-    if path.exists():
-        profile = load(path)
-    profile = profile.model_copy(update={"sms": choose(levels, measured, config, backend)})
-    save(profile, path)
-    assert profile.sms is not None
-    whole = measured[levels[-1][0]].shorts
-    plot(profile.sms, whole, profile.kind, path.with_suffix(".sms.png"))
-    return path, profile, all(len(one.tpot_s) == config.rounds for one in measured.values())
+    of_model = Model(name=Path(model).name, **swept.architecture)
+    path = place(out, platform, of_model)
+    profile = kept(path, facts.kind(platform), platform, of_model, facts.versions())
+    sms = choose(swept.levels, swept.measured, config, backend)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plot(sms, swept.measured[swept.levels[-1][0]].shorts, profile.kind, path.with_suffix(".sms.png"))
+    if profile.sms is None or not swept.why:
+        profile = profile.model_copy(update={"sms": sms, "date": datetime.date.today()})
+        save(profile, path)
+    return path, profile, swept.why
 
 
-async def _swept(
-    server: Server, config: SmConfig, say: Callable[[str], None]
-) -> tuple[Levels, Model, dict[int, Measured]]:
+class _Swept(NamedTuple):
+    levels: Levels
+    architecture: dict[str, Any]
+    measured: dict[int, Measured]
+    why: str
+
+
+async def _sweep(server: Server, config: SmConfig, say: Callable[[str], None]) -> _Swept:
     async with Live.open(server) as live:
         identity = live.record().identity
         spatial = identity["spatial"]
@@ -106,5 +111,5 @@ async def _swept(
                 " `horizonserve doctor`"
             )
         levels = [(shared, downstream) for shared, downstream in spatial["levels"]]
-        model = Model(name="", **identity["architecture"])
-        return levels, model, await sweep(live, levels, config, say)
+        measured, why = await sweep(live, levels, config, say)
+        return _Swept(levels, identity["architecture"], measured, why)

@@ -1,12 +1,14 @@
 """Each class alone on a server: one request at a time, every size in turn.
 
 Round after round, so that a sweep that is cut short has something of every size, and a machine that
-becomes slower meanwhile does so for all of them. A class is done when every size has enough samples
-and the interval of its p95 is narrow enough.
+becomes slower meanwhile does so for all of them. The first round of every start does not count: it
+loads what each size needs, and tells what the pipeline takes. A class is done when every size has
+enough samples and the interval of its p95 is narrow enough, at one of few looks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from horizonserve.bench.result import Result, Status
-from horizonserve.profiling.fit import FEWEST, relative_width
+from horizonserve.profiling.fit import is_look, relative_width
 from horizonserve.profiling.plan import Cell
 from horizonserve.profiling.samples import Sample, Samples
 from horizonserve.slo import RequestClass
@@ -64,27 +66,33 @@ class Sweep:
         Raises:
             ServerGoneError: the server died.
         """
-        for request_class in self._classes():
-            if not await self._warm_up(request_class):
-                return False
+        if not await self._round(-1, self._classes()):
+            return False
         turn = 0
         while open_classes := [c for c in self._classes() if not self.done(c)]:
-            for index, cell in enumerate(self.plan):
-                if cell.request_class not in open_classes or self._has(index, turn):
-                    continue
-                if self._time_is_up():
-                    return False
-                await self._measure(index, cell, turn)
+            if not await self._round(turn, open_classes):
+                return False
             turn += 1
         return True
 
     def done(self, request_class: RequestClass) -> bool:
         """Whether the class needs no more samples."""
-        indices = self._indices(request_class)
-        if any(len(self.samples.of(index)) < FEWEST for index in indices):
+        each = [self.samples.of(index) for index in self._indices(request_class)]
+        if not is_look(min(map(len, each), default=0)):
             return False
-        found = [sample for index in indices for sample in self.samples.of(index)]
-        return relative_width(found) <= self.effort.precision
+        return relative_width([s for found in each for s in found]) <= self.effort.precision
+
+    async def _round(self, turn: int, classes: Sequence[RequestClass]) -> bool:
+        """Each size once; whether there was time for it."""
+        for index, cell in enumerate(self.plan):
+            if cell.request_class not in classes or self._has(index, turn):
+                continue
+            if cell.request_class in self.failed:
+                continue
+            if self._time_is_up():
+                return False
+            await self._measure(index, cell, turn)
+        return True
 
     def _classes(self) -> list[RequestClass]:
         """Those that the server takes, in the order of the plan."""
@@ -102,34 +110,22 @@ class Sweep:
         refused = index in self.samples.refused
         return refused or any(sample.turn == turn for sample in self.samples.of(index))
 
-    async def _warm_up(self, request_class: RequestClass) -> bool:
-        """One request that does not count; whether there was time for it.
-
-        The first of a class loads what the class needs, and tells whether the pipeline has it.
-        """
-        if self._time_is_up():
-            return False
-        index = self._indices(request_class)[0]
-        self.say(f"{request_class.value} warm-up")
-        result = await self._ask(index, -1)
-        if result is not None and (why := _not_taken(result)) is not None:
-            for other in self._indices(request_class):
-                self.samples.refuse(other, why)
-        return True
-
     async def _measure(self, index: int, cell: Cell, turn: int) -> None:
+        name = cell.request_class.value
         result = await self._ask(index, turn)
         if result is None:
             return
         if (why := _not_taken(result)) is not None:
             self.samples.refuse(index, why)
+            self.say(f"{name}: {why}")
+            return
+        if turn < 0:
+            self.say(f"{name} warm-up")
             return
         assert result.first_s is not None
-        self.samples.add(
-            Sample(index, turn, result.first_s, result.prompt_tokens, result.tokens, result.tpot_s)
-        )
+        self.samples.add(Sample(index, turn, result.first_s, result.prompt_tokens, result.tpot_s))
         count = sum(len(self.samples.of(i)) for i in self._indices(cell.request_class))
-        self.say(f"{cell.request_class.value} {count} samples")
+        self.say(f"{name} {count} samples")
 
     async def _ask(self, index: int, turn: int) -> Result | None:
         """The answer, or the server's clear no; None when the class was given up."""
@@ -138,6 +134,8 @@ class Sweep:
         why = ""
         for _ in range(GIVE_UP):
             result = await self.ask(cell, seed)
+            if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
+                raise asyncio.CancelledError
             if result.status is Status.OK or _not_taken(result) is not None:
                 return result
             why = result.error
@@ -153,8 +151,9 @@ def _not_taken(result: Result) -> str | None:
     """Why the server does not take such requests at all; None for an answer and for a failure."""
     if result.status is not Status.FAILED:
         return None
-    # 408 and 429 pass; a text where audio was asked for is a pipeline that has none.
-    refused = re.match(r"HTTP 4(?!08|29)\d\d", result.error)
+    # Of the other answers, 401 or 404 speak of the server; 408, 429 and 5xx pass, or do not. A
+    # text where audio was asked for is a pipeline that has none.
+    refused = re.match(r"HTTP (400|413|422)\b", result.error)
     if refused or result.error.startswith(_ANSWER_NEEDS):
         return result.error
     return None

@@ -73,7 +73,8 @@ class Admission:
         self._slo_multiple = settings.slo_multiple
         self._settings = settings
         self._slo_s = {name: settings.slo_ms(name) / 1e3 for name in RequestClass}
-        self._estimator.start(estimates_s(settings))
+        self._constant_s = estimates_s(settings)
+        self._estimator.start(self._constant_s)
 
     @property
     def strictest_tbt_s(self) -> float:
@@ -106,12 +107,7 @@ class Admission:
         queued_s = time.time() - request.arrival_time
         arrival_s = now_s - queued_s if 0 <= queued_s <= MAX_QUEUED_S else now_s
         slo_s = self._slo_s[request_class]
-        answer_tokens = 0
-        if path is Path.LONG:
-            answer_tokens = self._answer_tokens(request_class, request.max_tokens)
-        estimate_s = _coarse(
-            self._estimator.estimate_s(request_class, request.num_prompt_tokens, answer_tokens)
-        )
+        estimate_s = _coarse(self._estimate_s(request, request_class, path))
         if hints.slo_ms is not None:
             slo_s = hints.slo_ms / 1e3
             # Who asks for less time expects to need less; else it would be lost on arrival.
@@ -149,6 +145,15 @@ class Admission:
             name, service = services.of(None, adapter)
         ttft_ms = hints.slo_ms or service.ttft_ms
         return name, ttft_ms / 1e3, (hints.tbt_ms or service.tbt_ms) / 1e3
+
+    def _estimate_s(self, request: Any, request_class: RequestClass, path: Path) -> float:
+        if self._settings.estimates == "constant":
+            return self._constant_s[request_class]
+        answer_tokens = 0
+        if path is Path.LONG:
+            answer_tokens = self._answer_tokens(request_class, request.max_tokens)
+        prompt_tokens = request.num_prompt_tokens
+        return self._estimator.estimate_s(request_class, prompt_tokens, answer_tokens)
 
     def _hints(self, request: Any) -> Hints:
         params = request.sampling_params

@@ -12,22 +12,22 @@ import os
 import secrets
 import socket
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
 from vllm.logger import init_logger
-
-from horizonserve.policy.estimate import Estimator
-from horizonserve.slo import RequestClass
 
 logger = init_logger(f"vllm.{__name__}")
 
 #: Names the socket of the server whose processes inherit it.
 VARIABLE: Final = "HORIZONSERVE_ANSWERS"
+Learn = Callable[[Any, float], None]
+
 _TIME: Final = struct.Struct("=d")
 _CREDENTIALS: Final = struct.Struct("=3i")
 _LONGEST_ID_BYTES: Final = 1_024
-#: Requests whose first response is awaited at most; the oldest are forgotten.
-_AWAITED: Final = 4_096
+#: Requests whose first response is expected at most; the oldest are forgotten.
+_EXPECTED: Final = 4_096
 
 
 def prepare() -> None:
@@ -48,19 +48,13 @@ def tell(request_id: str, at_s: float) -> None:
         pass
 
 
-class _Awaited(NamedTuple):
-    request_class: RequestClass
-    prompt_tokens: int
-    answer_tokens: int
-    entered_s: float
-
-
 class Answers:
-    """Matches first responses with the requests that left the shared stage."""
+    """Matches first responses with the requests that came to the shared stage."""
 
-    def __init__(self, estimator: Estimator) -> None:
-        self._estimator = estimator
-        self._awaited: dict[str, _Awaited] = {}
+    def __init__(self, learn: Learn) -> None:
+        """``learn`` is told of each request whose first response has left, and when that was."""
+        self._learn = learn
+        self._expected: dict[str, Any] = {}
         self._socket: socket.socket | None = None
         if (name := os.environ.get(VARIABLE)) is None:
             return
@@ -75,20 +69,17 @@ class Answers:
             return
         self._socket = inbox
 
-    def await_(
-        self,
-        request_id: str,
-        request_class: RequestClass,
-        prompt_tokens: int,
-        answer_tokens: int,
-        entered_s: float,
-    ) -> None:
-        """A request has left the shared stage for the next one."""
+    def expect(self, request: Any) -> None:
+        """A request has come that a later stage will answer."""
         if self._socket is None:
             return
-        if len(self._awaited) >= _AWAITED:
-            del self._awaited[next(iter(self._awaited))]
-        self._awaited[request_id] = _Awaited(request_class, prompt_tokens, answer_tokens, entered_s)
+        if len(self._expected) >= _EXPECTED:
+            del self._expected[next(iter(self._expected))]
+        self._expected[_name(request)] = request
+
+    def forget(self, request: Any) -> None:
+        """It will not be answered."""
+        self._expected.pop(_name(request), None)
 
     def poll(self) -> None:
         """Learn from all that was told."""
@@ -101,19 +92,20 @@ class Answers:
                 return
             if len(told) > _TIME.size and _is_ours(extra):
                 (at_s,) = _TIME.unpack_from(told)
-                self._learn(told[_TIME.size :].decode(errors="replace"), at_s)
-
-    def _learn(self, request_id: str, at_s: float) -> None:
-        awaited = self._awaited.pop(request_id, None)
-        if awaited is not None:
-            request_class, prompt_tokens, answer_tokens, entered_s = awaited
-            self._estimator.observe(request_class, prompt_tokens, answer_tokens, at_s - entered_s)
+                request = self._expected.pop(told[_TIME.size :].decode(errors="replace"), None)
+                if request is not None:
+                    self._learn(request, at_s)
 
     def close(self) -> None:
         """No more is heard."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _name(request: Any) -> str:
+    """What the front end calls a request."""
+    return getattr(request, "external_req_id", None) or str(request.request_id)
 
 
 def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:

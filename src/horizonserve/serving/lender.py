@@ -20,7 +20,7 @@ from horizonserve.serving import compat, hooks
 from horizonserve.serving.answers import Answers
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
-from horizonserve.serving.step_log import StepLog, entry
+from horizonserve.serving.step_log import StepLog, answer, entry
 from horizonserve.serving.steps import (
     StepClock,
     blocks,
@@ -62,9 +62,15 @@ class Lender(QueueView):
         self._model = StepModel()
         self._lengths = Lengths()
         super().__init__(*args, **kwargs)
-        self._answers = Answers(self._estimator)
+        self._answers = Answers(self._first_response)
         if self._admission is not None and self._settings.step_log:
             self._step_log = StepLog(self._settings.step_log)
+
+    def add_request(self, request: Any) -> None:
+        """vLLM's; the answer of a long request is made elsewhere."""
+        super().add_request(request)
+        if (ticket := _ticket(request)) is not None and ticket.path is Path.LONG:
+            self._answers.expect(request)
 
     def _alone_s(self) -> float:
         return self._model.solo_s
@@ -200,22 +206,32 @@ class Lender(QueueView):
         )
         if (ticket := _ticket(request)) is not None:
             now_s = self._clock()
-            if tokens and ticket.released_s is None and ticket.entered_s is not None:
-                self._first_token(request, ticket, now_s - ticket.entered_s)
+            if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
+                self._first_response(request, now_s)
             if tokens and self._baseline is not None:
                 first = ticket.released_s is None
                 self._baseline.generated(ticket, len(tokens), first, now_s)
             ticket.token(now_s, len(tokens))
         return tokens, stopped
 
-    def _first_token(self, request: Any, ticket: Ticket, after_s: float) -> None:
-        if ticket.path is Path.SHORT:
-            prompt_tokens = request.num_prompt_tokens
-            self._estimator.observe(ticket.request_class, prompt_tokens, 0, after_s)
+    def _first_response(self, request: Any, at_s: float) -> None:
+        """Learn from a request whose first response left then."""
+        ticket: Ticket = request.horizonserve_ticket
+        # A class that the client claims may be none of this path's.
+        if ticket.entered_s is None or ticket.request_class.path is not ticket.path:
+            return
+        after_s = at_s - ticket.entered_s
+        answer_tokens = 0 if ticket.path is Path.SHORT else request.num_output_tokens
+        self._estimator.observe(
+            ticket.request_class, request.num_prompt_tokens, answer_tokens, after_s
+        )
+        if self._step_log is not None:
+            self._step_log.add(answer(ticket, after_s))
 
     def shutdown(self) -> None:
         """vLLM's, and the end of what is its own."""
-        self._answers.close()
+        if self._admission is not None:
+            self._answers.close()
         if self._step_log is not None:
             self._step_log.close()
         super().shutdown()
@@ -231,14 +247,8 @@ class Lender(QueueView):
         aborted = request.status is RequestStatus.FINISHED_ABORTED
         if (ticket := _ticket(request)) is not None and not aborted:
             self._lengths.ended(ticket.request_class, request.num_output_tokens)
-            if ticket.path is Path.LONG and ticket.entered_s is not None:
-                self._answers.await_(
-                    getattr(request, "external_req_id", None) or request.request_id,
-                    ticket.request_class,
-                    request.num_prompt_tokens,
-                    request.num_output_tokens,
-                    ticket.entered_s,
-                )
+        if aborted and self._admission is not None:
+            self._answers.forget(request)
 
     def session_goes_on(self, session: Any) -> None:
         """Renew the promises of a session whose next input is taken up."""

@@ -22,12 +22,30 @@ def curves(settings: Settings, vllm_config: Any) -> dict[RequestClass, Curve]:
     Raises:
         ConfigError: it is of another platform, model or version, and that was not allowed.
     """
-    if settings.profile is None:
+    found = read(settings, facts.platform(), model(vllm_config))
+    if found is None:
         return {}
+    # Who says what a class takes is believed, as a start.
+    said = settings.estimate_ms
+    return {name: curve(one) for name, one in found.classes.items() if name not in said}
+
+
+def read(
+    settings: Settings,
+    platform: profile.Platform | None = None,
+    model: profile.Model | None = None,
+) -> profile.Profile | None:
+    """The profile that the settings name; what is None is not compared.
+
+    Raises:
+        ConfigError: it is of another platform, model or version, and that was not allowed.
+    """
+    if settings.profile is None:
+        return None
     found = profile.load(settings.profile)
-    different = found.mismatches(facts.platform(), model(vllm_config), facts.versions())
-    if found.kind == profile.NOT_MEASURED:
-        different.append("its figures were not measured but taken from a publication")
+    different = found.differences(
+        platform or found.platform, model or found.model, facts.versions()
+    )
     if different:
         what = f"profile={settings.profile!r}: {'; '.join(different)}"
         if settings.profile_mismatch == "refuse":
@@ -35,7 +53,7 @@ def curves(settings: Settings, vllm_config: Any) -> dict[RequestClass, Curve]:
                 f"{what}; make one with `horizon-profile slo`, or set profile_mismatch=warn"
             )
         logger.warning("HorizonServe: %s; used all the same", what)
-    return {name: curve(one) for name, one in found.classes.items()}
+    return found
 
 
 def curve(one: profile.ClassProfile) -> Curve:

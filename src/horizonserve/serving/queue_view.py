@@ -164,11 +164,11 @@ class QueueView(Scheduler):
         cap = settings.long_cap_requests or max(1, self._slots // 2)
         self._temporal = TemporalPolicy(
             Rules(
-                rotation=settings.rotation,
-                slack_guard=settings.slack_guard,
+                rotation=settings.rotates,
+                slack_guard=settings.guards,
                 u_guard=settings.u_guard,
                 u_lost=settings.u_lost if settings.lost == "demote" else None,
-                long_cap=cap if settings.long_cap else None,
+                long_cap=cap if settings.caps_long else None,
                 max_hide_s=settings.max_hide_s,
             )
         )
