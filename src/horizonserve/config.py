@@ -44,6 +44,9 @@ START_ONLY: Final = (
     "profile",
     "profile_mismatch",
     "services",
+    "paced",
+    "first_token",
+    "on_finish",
 )
 
 
@@ -119,9 +122,9 @@ class Settings(BaseSettings):
     batch: Count | None = None
 
     #: HALO and its baselines: the table of services and their promises (services.py).
-    services: Annotated[str, Field(max_length=512)] | None = None
-    #: B (``token_budget``) anew for each iteration: the most tokens that end within the strictest
-    #: TBT of the batch.
+    services: Annotated[str, Field(max_length=256)] | None = None
+    #: B anew for each iteration: the most tokens that end within the strictest TBT. Off, B is
+    #: ``token_budget``, if there is one.
     dynamic_budget: bool = False
     #: Most time that a request may have in the bank.
     max_bank_s: Annotated[Number, Field(gt=0, le=600)] = 2.0
@@ -208,6 +211,11 @@ class Settings(BaseSettings):
     def lends(self) -> bool:
         """Whether slots are lent."""
         return (self.lending and self.scheduler == "horizon") or self.scheduler == "halo"
+
+    @property
+    def serves_services(self) -> bool:
+        """Whether promises are those of services, not those of classes."""
+        return self.scheduler == "halo" or self.scheduler in BASELINES
 
     @property
     def rotates(self) -> bool:

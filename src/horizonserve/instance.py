@@ -39,7 +39,7 @@ from horizonserve.shared_file import make
 
 DIRECTORY: Final = Path("/dev/shm")
 PREFIX: Final = f"horizonserve-{pid_namespace()}-"
-SIZE: Final = 8192
+SIZE: Final = 16_384
 
 _MAGIC: Final = b"HORIZON\0"
 _LAYOUT: Final = 2

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -38,6 +38,14 @@ class Service(BaseModel):
     tbt_ms: Ms
     #: LoRA adapter whose requests are the service's; without one, that of the same name.
     adapter: str | None = None
+
+
+class Promised(NamedTuple):
+    """What a request was promised, and by which service."""
+
+    service: str
+    ttft_s: float
+    tbt_s: float
 
 
 class Services(BaseModel):
@@ -77,10 +85,25 @@ class Services(BaseModel):
                     return name, service
         return NONE, self.default
 
+    def promised(
+        self,
+        named: str | None,
+        adapter: str | None,
+        ttft_ms: float | None = None,
+        tbt_ms: float | None = None,
+    ) -> Promised:
+        """The promises of a request, which may have brought its own.
+
+        Raises:
+            ServicesError: it names a service that does not exist.
+        """
+        name, service = self.of(named, adapter)
+        return Promised(name, (ttft_ms or service.ttft_ms) / 1e3, (tbt_ms or service.tbt_ms) / 1e3)
+
     @property
-    def strictest_tbt_ms(self) -> float:
+    def strictest_tbt_s(self) -> float:
         """The TBT that the batch has to keep."""
-        return min(one.tbt_ms for one in (*self.services.values(), self.default))
+        return min(one.tbt_ms for one in (*self.services.values(), self.default)) / 1e3
 
 
 def load(path: str | Path) -> Services:

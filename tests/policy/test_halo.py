@@ -43,8 +43,8 @@ def prompt(tokens: int, *, runs: bool = False, tbt_s: float = 0.05, ttft_s: floa
     return Job(None, ticket(tbt_s, ttft_s=ttft_s), tokens, 0, 0, 100, runs=runs)
 
 
-def limits(batch_tokens: int, **more: float) -> HaloLimits:
-    return HaloLimits(batch_tokens, 0.050, **more)  # type: ignore[arg-type]
+def limits(batch_tokens: int | None, **more: float) -> HaloLimits:
+    return HaloLimits(0.050, 4_096, batch_tokens, **more)
 
 
 def play(halo: Halo, running: list[Job], waiting: list[Job], now_s: float) -> tuple[Plan, float]:
@@ -130,6 +130,37 @@ def test_nobody_saves_more_than_the_bank_holds() -> None:
     rich, poor = stream(0.1, 2.5), stream(0.1, 1.5)
     plan = halo.plan([rich, poor], [], 0.0)
     assert plan.run == [poor] and plan.lend == [rich]
+    assert halo.plan([rich, prompt(3, runs=True)], [], 0.0).lend == [rich]
+    # Where nobody computes, sitting out is of use to nobody.
+    assert halo.plan([rich], [], 0.0).run == [rich]
+
+
+def test_the_first_token_may_leave_at_once() -> None:
+    held, at_once = ticket(0.1), ticket(0.1)
+    at_once.asap = True
+    for one in (held, at_once):
+        one.token(0.3)
+        one.token(0.35)
+    assert (held.released_s, at_once.released_s) == pytest.approx((1.1, 0.4))
+    late = ticket(0.1)
+    late.asap = True
+    late.token(1.01)
+    assert late.broken
+
+
+def test_a_request_for_a_later_stage_never_sits_out() -> None:
+    halo = Halo(Steady(), limits(1))
+    long = Job(None, ticket(float("inf")), 1, 100, 5, 100, decode=True)
+    long.ticket.path = Path.LONG
+    plan = halo.plan([stream(0.1, 1.0), long], [prompt(1, tbt_s=0.2)], 0.0)
+    assert plan.run == [long] and not plan.enter
+
+
+def test_one_that_needs_more_than_there_is_enters_an_idle_stage() -> None:
+    halo = Halo(Steady(), limits(None))
+    halo.limits = HaloLimits(0.050, 1, None)
+    waiting = [prompt(1, tbt_s=0.01), prompt(1)]
+    assert halo.plan([], waiting, 0.0).enter == waiting[:1]
 
 
 def test_tokens_under_way_are_in_the_bank() -> None:
@@ -147,8 +178,13 @@ def test_the_predicted_batch_ends_within_the_strictest_target() -> None:
     tokens = tokens_within(model, 0.045, decodes, 4_096)
     assert tokens == pytest.approx((0.045 - 0.013) / 22e-6, rel=0.05)
     assert tokens_within(model, 0.001, decodes, 4_096) == 100
-    halo = Halo(model, limits(384, predictive_tokens=4_096))
+    halo = Halo(model, limits(None))
     assert halo.plan(decodes, [prompt(10_000)], 0.0).tokens == pytest.approx(1_454, rel=0.06)
+    # More decodes than fit into the iteration: those with the least slack.
+    crowd = [stream(0.050, 0.001 * index, context=0) for index in range(3_000)]
+    plan = halo.plan(crowd, [], 0.0)
+    assert plan.tokens == pytest.approx(1_454, rel=0.06)
+    assert plan.run == crowd[: len(plan.run)]
 
 
 jobs = st.builds(
@@ -175,7 +211,6 @@ def test_every_iteration(
     urgent = [job for job in decodes if bank_s(job, 0.0) < ITERATION_S]
     assert set(urgent) <= set(computing)
     assert len(computing) <= max(batch_tokens, len(urgent))
-    assert all(
-        bank_s(ran, 0.0) <= bank_s(sat, 0.0) for ran in computing for sat in plan.lend
-    )
-    assert plan.tokens <= max(batch_tokens, 1)
+    assert all(bank_s(ran, 0.0) <= bank_s(sat, 0.0) for ran in computing for sat in plan.lend)
+    assert 1 <= plan.tokens <= batch_tokens
+    assert plan.run or not decodes

@@ -82,15 +82,20 @@ class VtcTokens(Fcfs):
         queued = {other.service for other in waiting}
         own = self.paid.setdefault(ticket.service, 0.0)
         if queued and ticket.service not in queued:
-            self.paid[ticket.service] = max(own, min(self.paid[name] for name in queued))
+            least = min(self.paid.get(name, 0.0) for name in queued)
+            self.paid[ticket.service] = max(own, least)
 
     def started(self, ticket: Ticket) -> None:
         """Pay for the prompt."""
-        self.paid[ticket.service] += self._prompt_price * ticket.prompt_tokens
+        self._pay(ticket, self._prompt_price * ticket.prompt_tokens)
 
     def generated(self, ticket: Ticket, tokens: int, first: bool, now_s: float) -> None:
         """Pay for the output."""
-        self.paid[ticket.service] += self._output_price * tokens
+        self._pay(ticket, self._output_price * tokens)
+
+    def _pay(self, ticket: Ticket, price: float) -> None:
+        # One that came before this order was in use has not arrived here.
+        self.paid[ticket.service] = self.paid.get(ticket.service, 0.0) + price
 
     def order(self, waiting: Sequence[Ticket], now_s: float) -> list[Ticket]:
         """The first of the service that has paid least, again and again, as if it had paid."""
@@ -131,7 +136,8 @@ class VtcRate(Fcfs):
         for ticket in waiting:
             if now_s > ticket.deadline_s:
                 late[ticket.service] = late.get(ticket.service, 0) + 1
-        share = {name: late.get(name, 0) / count for name, count in self._arrived.items()}
+        # Some were here before this order was in use: no more than all can be late.
+        share = {n: min(1.0, late.get(n, 0) / count) for n, count in self._arrived.items()}
         return sorted(waiting, key=lambda ticket: -share.get(ticket.service, 0.0))
 
 
@@ -165,7 +171,7 @@ def strictest_batch_tokens(
 def tokens_within(model: StepModel, target_s: float, decodes: Sequence[Job], most: int) -> int:
     """Most tokens of an iteration that ends within the target: the decodes, then prompts.
 
-    At least as many as there are decodes, at most ``most``.
+    As many as there are decodes at least, ``most`` at most.
     """
     contexts = sum(job.context_tokens for job in decodes)
     base_s = model.step_s(Load(len(decodes), 0, float(contexts), model.co_run))
@@ -173,7 +179,7 @@ def tokens_within(model: StepModel, target_s: float, decodes: Sequence[Job], mos
     if per_token_s <= 0:
         return most
     spare = max(0.0, target_s - base_s) / per_token_s
-    return min(most, len(decodes) + int(min(spare, most)))
+    return max(len(decodes), min(most, len(decodes) + int(min(spare, most))))
 
 
 def order_of(scheduler: str) -> Order:

@@ -12,13 +12,14 @@ time of the next iteration:
 Each iteration has B tokens, the largest batch that keeps the strictest TBT:
 
 1. waiting requests enter, earliest TTFT deadline first, while slots and capacity last;
-2. urgent decodes take a token each;
+2. urgent decodes take a token each, least slack first;
 3. prompts take what is left, earliest TTFT deadline first;
 4. other decodes take the rest, least slack first; the others sit out this iteration.
 
-``max_bank_s`` bounds what a request may have in the bank: beyond it a token is generated that its user
-may never wait for. ``predictive`` chooses B anew for each iteration, as the most tokens that
-end within the strictest TBT of the batch.
+B is fixed, or found anew for each iteration from the predicted times: the decodes with the least slack,
+then prompt tokens, for as long as the iteration ends within the strictest TBT. A decode with more than
+``max_bank_s`` in the bank sits out where others compute: its token would be one that its user may never
+wait for, and makes the iteration longer. A request for a later stage (LONG) has no TBT: it is urgent.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from horizonserve.policy.baselines import MARGIN, tokens_within
+from horizonserve.policy.baselines import MARGIN
 from horizonserve.policy.batch import Load, StepModel
 from horizonserve.policy.lending import Job, Plan
+from horizonserve.slo import Path
 
 
 @dataclass(frozen=True, slots=True)
 class HaloLimits:
     """What an iteration may hold."""
 
-    #: B: tokens, decodes and prompts together.
-    batch_tokens: int
     #: Strictest TBT of any service: the one that B keeps.
     tbt_min_s: float
+    #: Tokens, decodes and prompts together, at most.
+    most_tokens: int
+    #: B, at most ``most_tokens``; None: from the predicted times.
+    batch_tokens: int | None = None
     max_bank_s: float = inf
-    #: B from the predicted iteration, at most so many tokens; None: B is fixed.
-    predictive_tokens: int | None = None
 
 
 class Halo:
@@ -57,24 +59,24 @@ class Halo:
 
         ``waiting``: those that slots and KV blocks last for, earliest deadline first.
         """
-        decodes = [job for job in running if job.decode]
-        prefills = [job for job in running if not job.decode]
-        enter = self._admitted(running, waiting)
+        slack_s = {job: bank_s(job, now_s) for job in running if job.decode}
+        decodes = sorted(slack_s, key=slack_s.__getitem__)
+        prefills = sorted((job for job in running if not job.decode), key=_deadline_s)
         batch_tokens = self._batch_tokens(decodes)
+        enter = self._admitted(running, waiting, batch_tokens)
         wanted = sum(job.tokens for job in (*prefills, *enter))
-
-        slack_s = {job: bank_s(job, now_s) for job in decodes}
         limit_s = self._iteration_s(decodes, wanted, batch_tokens)
-        decodes.sort(key=slack_s.__getitem__)
-        urgent = [job for job in decodes if slack_s[job] < limit_s]
-        left = max(0, batch_tokens - len(urgent))
-        room = left - min(wanted, left)
-        others = [j for j in decodes[len(urgent) :] if slack_s[j] <= self.limits.max_bank_s]
-        run = urgent + others[:room]
 
-        chosen = {*run, *prefills}
+        urgent = [job for job in decodes if slack_s[job] < limit_s]
+        room = max(0, batch_tokens - len(urgent) - wanted)
+        others = decodes[len(urgent) :]
+        saving = [job for job in others if slack_s[job] <= self.limits.max_bank_s]
+        run = urgent + saving[:room]
+        if not (run or wanted):
+            run = others[:batch_tokens]
+        chosen = set(run)
         return Plan(
-            run=run + sorted(prefills, key=_deadline_s),
+            run=run + prefills,
             lend=[job for job in decodes if job not in chosen],
             enter=enter,
             tokens=max(1, min(batch_tokens, sum(job.tokens for job in run) + wanted)),
@@ -82,9 +84,11 @@ class Halo:
             given_up=0,
         )
 
-    def _admitted(self, running: Sequence[Job], waiting: Sequence[Job]) -> list[Job]:
+    def _admitted(
+        self, running: Sequence[Job], waiting: Sequence[Job], batch_tokens: int
+    ) -> list[Job]:
         """The earliest of the waiting for which there is capacity; nobody is passed over."""
-        free = self.limits.batch_tokens - sum(map(self._use, running))
+        free = batch_tokens - sum(map(self._use, running))
         admitted = []
         for job in waiting:
             free -= self._use(job)
@@ -92,26 +96,36 @@ class Halo:
             if free < -1e-9:
                 break
             admitted.append(job)
-        return admitted
+        # Where nobody runs, one that needs more than there is must not wait for ever.
+        return admitted or list(waiting[: not running])
 
     def _use(self, job: Job) -> float:
         """Share of a place in every iteration that keeps the request's TBT."""
+        if job.ticket.path is Path.LONG:
+            return 1.0
         return min(1.0, self.limits.tbt_min_s / job.ticket.tbt_s)
 
     def _batch_tokens(self, decodes: Sequence[Job]) -> int:
-        """B of this iteration."""
-        most = self.limits.predictive_tokens
-        if most is None:
-            return self.limits.batch_tokens
-        target_s = min((job.ticket.tbt_s for job in decodes), default=inf)
-        return tokens_within(self.model, target_s * (1 - MARGIN), decodes, most)
+        """B of this iteration; ``decodes`` by slack."""
+        most = self.limits.most_tokens
+        if self.limits.batch_tokens is not None:
+            return min(most, self.limits.batch_tokens)
+        left_s = (1 - MARGIN) * self.limits.tbt_min_s - self.model.fixed_s
+        for count, job in enumerate(decodes):
+            left_s -= self.model.decode_s(job.context_tokens)
+            if left_s < 0:
+                return max(1, min(most, count))
+        token_s = self.model.prefill_s(1, 0)
+        more = int(min(most, max(0.0, left_s) / token_s)) if token_s > 0 else most
+        return max(1, min(most, len(decodes) + more))
 
     def _iteration_s(self, decodes: Sequence[Job], wanted: int, batch_tokens: int) -> float:
         """T: how long a full iteration will take."""
+        some = decodes[:batch_tokens]
         load = Load(
-            decodes=min(len(decodes), batch_tokens),
-            prefill_tokens=min(wanted, batch_tokens),
-            attention=float(sum(job.context_tokens for job in decodes)),
+            decodes=len(some),
+            prefill_tokens=min(wanted, batch_tokens - len(some)),
+            attention=float(sum(job.context_tokens for job in some)),
             co_run=self.model.co_run,
         )
         return self.model.step_s(load)
@@ -120,6 +134,8 @@ class Halo:
 def bank_s(job: Job, now_s: float) -> float:
     """Slack of a decode: for how long its user has tokens, those under way included."""
     ticket = job.ticket
+    if ticket.path is Path.LONG:
+        return -inf
     return ticket.due_s(job.in_flight) - ticket.tbt_s - now_s
 
 

@@ -42,6 +42,8 @@ class Ticket:
     #: Whose request it is, where services share a server (HALO).
     service: str = ""
     prompt_tokens: int = 0
+    #: Whether R_1 = G_1: its first token is not held until the deadline.
+    asap: bool = False
     #: Whether a member of the group was ever admitted; from then on it is no longer held back.
     started: bool = False
     #: When that was; None where the stock policy let it in.
@@ -73,7 +75,8 @@ class Ticket:
             due_s = self.due_s()
             if now_s > due_s:
                 self.broken = True
-            self.released_s = max(now_s, due_s)
+            at_once = self.asap and self.released_s is None
+            self.released_s = now_s if at_once else max(now_s, due_s)
 
     def due_s(self, in_flight: int = 0) -> float:
         """When the next token of a short request must be there.

@@ -12,7 +12,7 @@ from vllm.logger import init_logger
 from horizonserve.config import Settings
 from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
-from horizonserve.services import Services, ServicesError
+from horizonserve.services import Promised, Services, ServicesError
 from horizonserve.serving.hints import NO_HINTS, HintError, Hints, parse
 from horizonserve.slo import OUTPUT_OF_PRIORITY, Output, Path, RequestClass, class_of
 
@@ -23,6 +23,7 @@ MAX_QUEUED_S: Final = 600.0
 #: Estimates are rounded to powers of this.
 COARSE: Final = 1.1
 _LOG_COARSE: Final = log(COARSE)
+_NO_SERVICES: Final = Services()
 
 
 class Admission:
@@ -33,8 +34,8 @@ class Admission:
     - Deadline: arrival + SLO, on the monotonic clock.
     - Time between tokens: the client's hint, else the class's; promised to short requests only.
     - A companion (``parent`` + suffix) shares its parent's ticket.
-    - With a table of services, a request has the promises of its service: the one that it names,
-      else the one of its LoRA adapter.
+    - Under HALO and its baselines a short request has the promises of its service: the one that
+      it names, else the one of its LoRA adapter.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         solo_s: Callable[[], float] = lambda: 0.0,
         answer_tokens: Callable[[RequestClass, int], int] = lambda _, at_most: at_most,
-        services: Services | None = None,
+        services: Services = _NO_SERVICES,
     ) -> None:
         """A pipeline's ways.
 
@@ -75,12 +76,6 @@ class Admission:
         self._slo_s = {name: settings.slo_ms(name) / 1e3 for name in RequestClass}
         self._constant_s = estimates_s(settings)
         self._estimator.start(self._constant_s)
-
-    @property
-    def strictest_tbt_s(self) -> float:
-        """The TBT that every iteration has to keep."""
-        table = self._services or Services()
-        return table.strictest_tbt_ms / 1e3
 
     def admit(self, request: Any, present: Mapping[str, Any]) -> Ticket:
         """Give a request its ticket, ``request.horizonserve_ticket``, and return it.
@@ -116,9 +111,10 @@ class Admission:
         if path is Path.SHORT:
             tbt_ms = hints.tbt_ms or self._settings.tbt_ms(request_class, self._solo_s() * 1e3)
             tbt_s = tbt_ms / 1e3
-        name = ""
-        if self._services is not None:
-            name, slo_s, tbt_s = self._promised_to(request, hints, self._services)
+        service, asap = "", False
+        if path is Path.SHORT and self._settings.serves_services:
+            service, slo_s, tbt_s = self._promised(request, hints)
+            asap = self._settings.first_token == "asap"
         # By position: keywords would cost as much as all the rest.
         return Ticket(
             request.request_id,
@@ -128,23 +124,19 @@ class Admission:
             arrival_s + slo_s,
             estimate_s,
             tbt_s,
-            name,
+            service,
             request.num_prompt_tokens,
+            asap,
         )
 
-    def _promised_to(
-        self, request: Any, hints: Hints, services: Services
-    ) -> tuple[str, float, float]:
-        """Service of a request, and its TTFT and TBT in seconds."""
+    def _promised(self, request: Any, hints: Hints) -> Promised:
         adapter = request.lora_request.lora_name if request.lora_request else None
         try:
-            name, service = services.of(hints.service, adapter)
+            return self._services.promised(hints.service, adapter, hints.slo_ms, hints.tbt_ms)
         except ServicesError as error:
             # The front end answers 400 where it can.
             self._warn(request, error)
-            name, service = services.of(None, adapter)
-        ttft_ms = hints.slo_ms or service.ttft_ms
-        return name, ttft_ms / 1e3, (hints.tbt_ms or service.tbt_ms) / 1e3
+            return self._services.promised(None, adapter, hints.slo_ms, hints.tbt_ms)
 
     def _estimate_s(self, request: Any, request_class: RequestClass, path: Path) -> float:
         if self._settings.estimates == "constant":

@@ -89,14 +89,13 @@ class Lender(QueueView):
     def _planner(self, settings: Settings) -> Lending | Halo:
         """What plans the steps under these settings."""
         if settings.scheduler == "halo":
-            strictest_s = self._admission.strictest_tbt_s if self._admission else 1.0
             return Halo(
                 self._model,
                 HaloLimits(
-                    batch_tokens=self.max_num_scheduled_tokens,
-                    tbt_min_s=strictest_s,
+                    tbt_min_s=self._services.strictest_tbt_s,
+                    most_tokens=self.max_num_scheduled_tokens,
+                    batch_tokens=None if settings.dynamic_budget else settings.token_budget,
                     max_bank_s=settings.max_bank_s,
-                    predictive_tokens=self._max_tokens if settings.dynamic_budget else None,
                 ),
             )
         return Lending(
@@ -111,9 +110,10 @@ class Lender(QueueView):
         )
 
     def _schedule_policy(self, throttle_prefills: bool, free: int) -> Any:
+        if self._baseline is not None:
+            return self._baseline_step(throttle_prefills, free)
         if not self._settings.lends:
-            with self._strictest_batch():
-                return super()._schedule_policy(throttle_prefills, free)
+            return super()._schedule_policy(throttle_prefills, free)
         waits = free > 0 and (self.waiting or self.skipped_waiting)
         shown = self._candidates(free) if waits else []
         start_s = self._step_clock.start_s()
@@ -131,21 +131,36 @@ class Lender(QueueView):
         if self._advanced:
             for name in output.num_scheduled_tokens:
                 self.requests[name].horizonserve_ticket.served_s = start_s
-            load = load_of(output, self.requests, self._model.co_run)
-            self._step_clock.scheduled(output, load, start_s)
+            self._time(output, start_s)
             if self._step_log is not None:
                 self._step_log.add(entry(plan, self._clock()))
         return output
 
-    @contextmanager
-    def _strictest_batch(self) -> Iterator[None]:
-        """QoServe's batch of this step."""
-        budget = self.max_num_scheduled_tokens
+    def _baseline_step(self, throttle_prefills: bool, free: int) -> Any:
+        """A step of one of HALO's baselines: an order, and of QoServe a batch size."""
+        start_s = self._step_clock.start_s()
+        tokens = self.max_num_scheduled_tokens
         if self._settings.scheduler.startswith("qoserve"):
             static = self._settings.scheduler == "qoserve-static"
-            jobs = self._jobs(self.running)
-            tokens = strictest_batch_tokens(self._model, jobs, budget, static)
-            self.max_num_scheduled_tokens = max(tokens, self._min_tokens)
+            tokens = strictest_batch_tokens(
+                self._model, self._jobs(self.running), tokens, static
+            )
+        with self._at_most(tokens):
+            output = super()._schedule_policy(throttle_prefills, free)
+        if output.num_scheduled_tokens:
+            self._time(output, start_s)
+        return output
+
+    def _time(self, output: Any, start_s: float) -> None:
+        """Learn from this step when it ends."""
+        load = load_of(output, self.requests, self._model.co_run)
+        self._step_clock.scheduled(output, load, start_s)
+
+    @contextmanager
+    def _at_most(self, tokens: int) -> Iterator[None]:
+        """So many tokens in this step, as far as the stage can split prompts."""
+        budget = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = min(max(tokens, self._min_tokens), budget)
         try:
             yield
         finally:
@@ -157,12 +172,8 @@ class Lender(QueueView):
         place = {job.ticket: place for place, job in enumerate(plan.enter)}
         shown = [r for r in shown if r.horizonserve_ticket in place or not is_fresh(r)]
         shown.sort(key=lambda r: place[r.horizonserve_ticket] if is_fresh(r) else -1)
-        budget = self.max_num_scheduled_tokens
-        self.max_num_scheduled_tokens = min(max(plan.tokens, self._min_tokens), budget)
-        try:
+        with self._at_most(plan.tokens):
             return self._step(throttle_prefills, shown)
-        finally:
-            self.max_num_scheduled_tokens = budget
 
     def _step(self, throttle_prefills: bool, shown: list[Any]) -> Any:
         if self.waiting or self.skipped_waiting:

@@ -21,6 +21,7 @@ from horizonserve.policy.edf import earliest_deadline_first
 from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import Rules, TemporalPolicy, View
+from horizonserve.services import Services
 from horizonserve.serving import compat, hooks, profiles
 from horizonserve.serving.admission import Admission, estimates_s
 from horizonserve.serving.queues import FreshRequests, is_fresh, put_back
@@ -94,6 +95,7 @@ class QueueView(Scheduler):
         self._estimator = Estimator(
             estimates_s(settings), profiles.curves(settings, self.vllm_config)
         )
+        self._services = services.load(settings.services) if settings.services else Services()
         self._admission = Admission(
             settings,
             self._final_outputs(model_config),
@@ -102,7 +104,7 @@ class QueueView(Scheduler):
             lambda: self._clock(),
             self._alone_s,
             self._answer_tokens,
-            services.load(settings.services) if settings.services else None,
+            self._services,
         )
         admission = self._admission
         self._fresh = FreshRequests(lambda request: admission.admit(request, self.requests))

@@ -100,7 +100,9 @@ class StepClock:
     def ended(self, output: Any, idle: bool) -> None:
         """The step of this output has ended; ``idle`` if none follows at once."""
         if not any(step[0] is output.num_scheduled_tokens for step in self._under_way):
-            return  # scheduled under another policy
+            # Scheduled under another policy, or empty: the next does not begin where one ended.
+            self._ended_s = None
+            return
         while True:
             tokens, since_s, load = self._under_way.popleft()
             if tokens is output.num_scheduled_tokens:
