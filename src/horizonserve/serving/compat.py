@@ -56,6 +56,18 @@ FRONT_END: Final[tuple[Name, ...]] = (
         "OmniOpenAIServingChat._apply_text_chat_ar_task_mode",
     ),
 )
+ENGINE_CLIENT: Final[tuple[Name, ...]] = (
+    ("vllm.v1.engine.async_llm", "AsyncLLM.generate"),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.add_request"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.put"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.get_nowait"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.get"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.close"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.ready"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.output"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector.aggregate"),
+    ("vllm.v1.engine.async_llm", "RequestOutputCollector._input_stream_task"),
+)
 
 WORKER: Final[tuple[Name, ...]] = (
     ("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_device"),

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from horizonserve import services
 from horizonserve.config import ENV_CONFIG_FILE, ENV_PREFIX, SCHEDULERS, ConfigError, Settings, load
+from horizonserve.services import Services, ServicesError
 from horizonserve.serving import compat
 from horizonserve.spatial.monitor import VARIABLE
 
@@ -120,6 +122,28 @@ def _enable_plain(args: Any, settings: Settings) -> None:
             " other; remove one"
         )
     args.scheduler_cls = PLAIN_SCHEDULER
+    table = _services(settings)
+    adapters = {service.adapter or name for name, service in table.services.items()}
+    if getattr(args, "enable_lora", False) and len(adapters) > args.max_loras:
+        sys.exit(
+            f"horizonserve: services={settings.services!r}: {len(adapters)} services have an adapter"
+            f" each, but --max-loras={args.max_loras}; give --max-loras {len(adapters)}"
+        )
+    _pace(settings, table)
+
+
+def _services(settings: Settings) -> Services:
+    try:
+        return services.load(settings.services) if settings.services else Services()
+    except ServicesError as error:
+        sys.exit(f"horizonserve: services={settings.services!r}: {error}")
+
+
+def _pace(settings: Settings, table: Services) -> None:
+    if settings.scheduler == "halo":
+        from horizonserve.serving import pacing
+
+        pacing.install(settings, table)
 
 
 def enable_in_child() -> None:
@@ -142,3 +166,6 @@ def enable_in_child() -> None:
     hooks.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
         front_end.install()
+    if "vllm.v1.engine.async_llm" in sys.modules and not os.environ.get(VARIABLE):
+        settings, _ = load()
+        _pace(settings, _services(settings))

@@ -1,26 +1,30 @@
-"""Tokens leave for the client when they were promised (shaper.py), around the engine's own stream.
+"""Tokens leave for the client when they were promised (shaper.py).
 
-``AsyncLLM.generate`` is read ahead of the client, so that the engine never waits for a release and its
-collector never merges tokens; what was read is held until its time. Generation times, and all metrics
-of vLLM, stay what they were; when tokens left is counted apart.
+Two patches of vLLM's engine client, in every process that has one:
 
-Not paced: requests without a promise, without streaming (`FINAL_ONLY`, `CUMULATIVE`), and with n > 1.
-Errors and aborts pass at once, and a client that hangs up ends the request as it always did.
+- ``AsyncLLM.generate`` refuses a malformed promise before anything is sent, so that it is a 400;
+- the collector that hands a request's outputs to its stream holds them until their release. Nothing
+  before it waits: detokenizing, stop strings and vLLM's own metrics keep generation times. When
+  tokens left is counted apart.
+
+Not paced: requests without streaming (``FINAL_ONLY``, ``CUMULATIVE``), with n > 1, and sessions whose
+input is a stream. Errors and aborts pass at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections import deque
 from typing import Any, Final
 
 from prometheus_client import Histogram
-from vllm.sampling_params import RequestOutputKind
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from horizonserve.config import Settings
-from horizonserve.services import Services
+from horizonserve.services import Promised, Services
 from horizonserve.serving import compat
 from horizonserve.serving.hints import parse
 from horizonserve.shaper import Finish, First, Pace, Releases
@@ -37,7 +41,7 @@ delivered_ttft = Histogram(
 )
 delivered_tbt = Histogram(
     "horizonserve:delivered_tbt_seconds",
-    "Between two pieces that left for the client, per token of the second",
+    "Between two pieces that left for the client, per token of the first",
     ["service"],
     buckets=_BUCKETS_S,
 )
@@ -46,113 +50,150 @@ delivered_tbt = Histogram(
 def install(settings: Settings, services: Services) -> None:
     """Pace the streams of this process's engine client; safe to call again."""
     compat.require(compat.ENGINE_CLIENT)
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine import async_llm
 
-    stock = AsyncLLM.generate
-    if getattr(stock, "horizonserve", False):
+    client: Any = async_llm.AsyncLLM
+    if async_llm.RequestOutputCollector is PacedCollector:
         return
+    async_llm.RequestOutputCollector = PacedCollector
+    stock_generate, stock_add = client.generate, client.add_request
 
     def generate(
         self: Any, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
-    ) -> AsyncGenerator[Any, None]:
-        # A ValueError here is a 400 with this message.
-        name, pace = promise(sampling_params, kwargs.get("lora_request"), settings, services)
-        outputs = stock(self, prompt, sampling_params, request_id, **kwargs)
-        streams = sampling_params.output_kind is RequestOutputKind.DELTA
-        if not streams or sampling_params.n != 1 or not settings.paced:
-            return outputs  # type: ignore[no-any-return]
-        return paced(outputs, Releases(pace), name, time.monotonic())
+    ) -> Any:
+        promised(sampling_params, kwargs.get("lora_request"), services)
+        return stock_generate(self, prompt, sampling_params, request_id, **kwargs)
 
-    generate.horizonserve = True  # type: ignore[attr-defined]
-    AsyncLLM.generate = generate
+    async def add_request(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        arrival_s = time.monotonic()
+        queue = await stock_add(self, request_id, prompt, params, *args, **kwargs)
+        if settings.paced and _streams(params) and queue._input_stream_task is None:
+            found = promised(params, kwargs.get("lora_request"), services)
+            queue.pace(found, settings, arrival_s)
+        return queue
+
+    client.generate, client.add_request = generate, add_request
 
 
-def promise(
-    sampling_params: Any, lora_request: Any, settings: Settings, services: Services
-) -> tuple[str, Pace]:
-    """Service and pace of a request that arrives now.
+def promised(params: Any, lora_request: Any, services: Services) -> Promised:
+    """Service and promises of a request.
 
     Raises:
         HintError: one of its hints is malformed.
         ServicesError: it names a service that does not exist.
     """
-    hints = parse(sampling_params.extra_args)
+    hints = parse(params.extra_args)
     adapter = lora_request.lora_name if lora_request else None
-    name, service = services.of(hints.service, adapter)
-    ttft_s = (hints.slo_ms or service.ttft_ms) / 1e3
-    tbt_s = (hints.tbt_ms or service.tbt_ms) / 1e3
-    return name, Pace(
-        time.monotonic() + ttft_s,
-        tbt_s,
-        First(settings.first_token),
-        Finish(settings.on_finish),
+    return services.promised(hints.service, adapter, hints.slo_ms, hints.tbt_ms)
+
+
+def _streams(params: Any) -> bool:
+    return (
+        isinstance(params, SamplingParams)
+        and params.output_kind is RequestOutputKind.DELTA
+        and params.n == 1
     )
 
 
-async def paced(
-    outputs: AsyncGenerator[Any, None], releases: Releases, service: str, arrival_s: float
-) -> AsyncGenerator[Any, None]:
-    """The same outputs, each at its release time.
+class PacedCollector(RequestOutputCollector):
+    """vLLM's collector; once it has a pace, outputs are handed over at their release times.
 
-    Raises:
-        Exception: what ``outputs`` raises, as soon as it does.
+    Outputs that are due together are merged, as vLLM's own collector merges what a slow consumer
+    has not taken.
     """
-    held: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
-    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    finished = object()
 
-    async def read_ahead() -> None:
-        try:
-            async for output in outputs:
-                now_s = time.monotonic()
-                tokens = sum(len(one.token_ids) for one in output.outputs)
-                at_once = any(o.finish_reason in ("abort", "error") for o in output.outputs)
-                ends = output.finished
-                release_s = releases.release_s(now_s, max(1, tokens), ends)
-                held.put_nowait((now_s if at_once else release_s, output))
-                if ends and release_s <= now_s and not failed.done():
-                    failed.set_result(None)  # flush: nothing before it waits any longer
-            held.put_nowait((0.0, finished))
-        except Exception as error:
-            if not failed.done():
-                failed.set_exception(error)
+    _releases: Releases | None = None
+
+    def pace(self, promise: Promised, settings: Settings, arrival_s: float) -> None:
+        """Hold what comes from now on until it was promised; times on the monotonic clock."""
+        pace = Pace(
+            arrival_s + promise.ttft_s,
+            promise.tbt_s,
+            First(settings.first_token),
+            Finish(settings.on_finish),
+        )
+        self._releases = Releases(pace)
+        self._service, self._arrival_s = promise.service, arrival_s
+        #: (release, output), oldest first.
+        self._held: deque[tuple[float, RequestOutput]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        #: When the last piece left, and of how many tokens it was.
+        self._left: tuple[float, int] | None = None
+
+    def put(self, output: Any) -> None:
+        """Take an output of the engine."""
+        if self._releases is None or not isinstance(output, RequestOutput):
+            super().put(output)
+            return
+        now_s = time.monotonic()
+        reasons = {one.finish_reason for one in output.outputs}
+        release_s = self._releases.release_s(now_s, max(1, _tokens(output)), output.finished)
+        if reasons & {"abort", "error"}:
+            release_s = now_s
+        if output.finished and release_s <= now_s:
+            # Nothing before the end of an answer that is let go waits any longer.
+            self._held = deque((now_s, held) for _, held in self._held)
+        self._held.append((release_s, output))
+        self._wake()
+
+    def get_nowait(self) -> Any:
+        """What is due, if anything is."""
+        # An error, or what came before the pace was set.
+        if self._releases is None or self.output is not None:
+            return super().get_nowait()
+        if not self._is_due():
+            return None
+        _, output = self._held.popleft()
+        while self._is_due():
+            output.add(self._held.popleft()[1], aggregate=self.aggregate)
+        self.ready.clear()
+        self._wake()
+        self._count(output)
+        return output
+
+    async def get(self) -> Any:
+        """The next output, when it is due."""
+        while (output := self.get_nowait()) is None:
+            self.ready.clear()
+            self._wake()
+            await self.ready.wait()
+        return output
+
+    def close(self) -> None:
+        """No more is handed over."""
+        if self._releases is not None:
+            self._held.clear()
+            self._wake()
+        super().close()
+
+    def _is_due(self) -> bool:
+        return bool(self._held) and self._held[0][0] <= time.monotonic()
+
+    def _wake(self) -> None:
+        """Let the consumer look when the next output is due."""
+        if self._releases is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._held:
+            wait_s = self._held[0][0] - time.monotonic()
+            if wait_s <= 0:
+                self.ready.set()
             else:
-                held.put_nowait((0.0, error))
+                self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
 
-    reader = asyncio.create_task(read_ahead())
-    last_s: float | None = None
-    try:
-        while True:
-            next_one = asyncio.ensure_future(held.get())
-            await asyncio.wait({next_one, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if failed.done() and failed.exception() is not None:
-                next_one.cancel()
-                failed.result()
-            release_s, output = await next_one
-            if output is finished:
-                return
-            if isinstance(output, Exception):
-                raise output
-            if (wait_s := release_s - time.monotonic()) > 0 and not failed.done():
-                await asyncio.wait({failed}, timeout=wait_s)
-                if failed.done():
-                    failed.result()
-            last_s = _note(service, arrival_s, last_s, output)
-            yield output
-    finally:
-        reader.cancel()
-        async with aclosing(outputs):
-            await asyncio.gather(reader, return_exceptions=True)
-        if failed.done() and not failed.cancelled():
-            failed.exception()  # seen
+    def _count(self, output: RequestOutput) -> None:
+        now_s = time.monotonic()
+        if self._left is None:
+            delivered_ttft.labels(self._service).observe(now_s - self._arrival_s)
+        else:
+            last_s, tokens = self._left
+            delivered_tbt.labels(self._service).observe((now_s - last_s) / max(1, tokens))
+        self._left = now_s, _tokens(output)
 
 
-def _note(service: str, arrival_s: float, last_s: float | None, output: Any) -> float:
-    """Count a piece that leaves now; when that is."""
-    now_s = time.monotonic()
-    tokens = sum(len(one.token_ids) for one in output.outputs)
-    if last_s is None:
-        delivered_ttft.labels(service).observe(now_s - arrival_s)
-    elif tokens:
-        delivered_tbt.labels(service).observe((now_s - last_s) / tokens)
-    return now_s
+def _tokens(output: RequestOutput) -> int:
+    return sum(len(one.token_ids) for one in output.outputs)
