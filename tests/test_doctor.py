@@ -174,7 +174,8 @@ CHILD = """
     from horizonserve.config import load
     instance.DIRECTORY = Path(sys.argv[1])
     settings = load({"slo_image_ms": 1})[0]
-    record = instance.Record(settings.changed({"slo_a2t_ms": 3}), {"max_slots": 8, "spatial": {"state": "off"}})
+    identity = {"max_slots": 8, "spatial": {"state": "off"}}
+    record = instance.Record(settings.changed({"slo_a2t_ms": 3}), identity)
     print("ready", flush=True)
     time.sleep(60)
 """

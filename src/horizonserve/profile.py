@@ -164,9 +164,7 @@ class Profile(_Part):
                 )
         return self
 
-    def updated(
-        self, classes: Mapping[RequestClass, ClassProfile], slo_multiple: float
-    ) -> Profile:
+    def updated(self, classes: Mapping[RequestClass, ClassProfile], slo_multiple: float) -> Profile:
         """With these classes in the place of its own, and every target at this multiple."""
         merged = {**self.classes, **classes}
         kept = {

@@ -117,7 +117,9 @@ def measure_at(url: str, config: SloConfig, out: Path, console: Console) -> tupl
         ServerError: it runs elsewhere, is busy, or does not answer.
     """
     if urlsplit(url).hostname not in _HERE:
-        raise ServerError(f"{url}: a profile is of the machine that it is made on; give one of {_HERE}")
+        raise ServerError(
+            f"{url}: a profile is of the machine that it is made on; give one of {_HERE}"
+        )
     with Display(console, config.budget_s) as display:
         server = Server(url.rstrip("/"), out / "server.log", 0)
         return asyncio.run(_measure(server, None, config, out, display, None))

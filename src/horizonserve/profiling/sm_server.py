@@ -64,7 +64,7 @@ def serve_and_sweep(
     """
     most = max((shared for shared, beside in planned_levels(backend) if beside), default=None)
     if most is None:
-        raise LiveError(f"no level of this device leaves the stages downstream anything ({backend})")
+        raise LiveError(f"{backend}: no level leaves the stages downstream anything")
     env = {**_WIDEST, "HORIZON_SPATIAL_BACKEND": backend, "HORIZON_S_CAP_SMS": str(most)}
     port = free_port()
     argv = command_line(model, deploy, scheduler="horizon", port=port)

@@ -187,9 +187,7 @@ class Lender(QueueView):
         if ticket.entered_s is None or ticket.request_class.path is not ticket.path:
             return
         after_s = at_s - ticket.entered_s
-        self._estimator.observe(
-            ticket.request_class, of.prompt_tokens, of.answer_tokens, after_s
-        )
+        self._estimator.observe(ticket.request_class, of.prompt_tokens, of.answer_tokens, after_s)
         if self._step_log is not None:
             self._step_log.add(answer(ticket, after_s))
 
