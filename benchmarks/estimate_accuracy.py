@@ -86,7 +86,7 @@ async def traffic(server: Server, rate_rps: float, duration_s: float, seed: int)
 
 
 def run(a: argparse.Namespace, name: str, profile: Path | None, slows: bool) -> list[dict]:
-    """One server, one trace (two where the machine becomes slower); its lines of first responses."""
+    """One server and its trace, or two traces where the machine becomes slower; its answers."""
     log = a.out / f"{name}.jsonl"
     env = {"HORIZON_STEP_LOG": str(log)} | ({"HORIZON_PROFILE": str(profile)} if profile else {})
     with (

@@ -93,7 +93,8 @@ def test_without_an_instance_every_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance, "DIRECTORY", tmp_path)
-    for command in (("policy", "show"), ("policy", "set", "slots=2"), ("doctor", "--instance", "1")):
+    doctor = ("doctor", "--instance", "1")
+    for command in (("policy", "show"), ("policy", "set", "slots=2"), doctor):
         code, text = run(*command)
         assert code == 2
         assert "no live instance" in text

@@ -20,6 +20,9 @@ from horizonserve.config import Settings
 from horizonserve.doctor import diagnose
 from horizonserve.instance import Counters, Instance, Record
 
+pytestmark = pytest.mark.vllm
+pytest.importorskip("vllm")
+
 ARCHITECTURE = {"architecture": "SomeArch", "hidden_size": 512}
 
 
@@ -71,6 +74,24 @@ def test_advice_on_slots(settings: Settings, counters: dict[str, int], advice: s
     assert lines == [] if advice is None else advice in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("backend", "bounds", "state"),
+    [
+        ("cores", {"HORIZON_S_MIN_SMS": "1"}, "possible"),
+        ("cores", {"HORIZON_S_MIN_SMS": "500"}, "refused"),
+        ("dry-run", {}, "dry run"),
+        ("auto", {}, "refused"),
+    ],
+)
+def test_what_spatial_control_would_do(
+    monkeypatch: pytest.MonkeyPatch, backend: str, bounds: dict[str, str], state: str
+) -> None:
+    monkeypatch.setenv("HORIZON_SCHEDULER", "horizon")
+    for name, value in (bounds | {"HORIZON_SPATIAL_BACKEND": backend}).items():
+        monkeypatch.setenv(name, value)
+    assert ask()[1]["spatial"]["state"] == state
+
+
 def test_without_a_server_it_says_what_one_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = ask()
     assert code == 0 and said["instance"] is None and said["plugin"]["loads"]
@@ -87,7 +108,8 @@ def test_every_target_is_shown_with_its_source(
     file = tmp_path / "horizon.yaml"
     file.write_text("scheduler: horizon\nslo_audio_ms: 9000\n")
     monkeypatch.setenv("HORIZON_SLO_A2T_MS", "400")
-    code, said = ask("--config", str(file), "--profile", str(profile_of_here(tmp_path)))
+    profile = str(profile_of_here(tmp_path))
+    code, said = ask("--config", str(file), "--profile", profile)
     assert code == 0, said
     rows = {row["class"]: (row["slo_ms"], row["set_by"], row["source"]) for row in said["slos"]}
     assert rows["a2t"] == (400, "slo_a2t_ms", "environment")
@@ -152,7 +174,8 @@ CHILD = """
     from horizonserve.config import load
     instance.DIRECTORY = Path(sys.argv[1])
     settings = load({"slo_image_ms": 1})[0]
-    record = instance.Record(settings.changed({"slo_a2t_ms": 3}), {"max_slots": 8, "spatial": {"state": "off"}})
+    identity = {"max_slots": 8, "spatial": {"state": "off"}}
+    record = instance.Record(settings.changed({"slo_a2t_ms": 3}), identity)
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -170,8 +193,8 @@ def test_a_running_server_tells_where_its_settings_are_from(tmp_path: Path) -> N
     finally:
         child.kill()
         child.wait()
-    assert rows["t2t"] == "environment" and rows["t2i"] == "additional_config"
-    assert rows["a2t"] == "additional_config, or set while it runs"
+    assert rows["t2t"] == "environment"
+    assert rows["t2i"] == rows["a2t"] == "additional_config, or set while it runs"
 
 
 def test_a_profile_of_another_model_than_runs_is_wrong(record: Record, tmp_path: Path) -> None:

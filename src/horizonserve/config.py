@@ -360,17 +360,18 @@ def _profiled(settings: Settings, sources: dict[str, str], spelled: str) -> Sett
     changes: dict[str, Any] = {"solo_p95_ms": {**alone_ms, **settings.solo_p95_ms}}
     of_profile: dict[str, Any] = {"slo_multiple": found.slo_multiple}
     backend = "green" if settings.spatial_backend == "auto" else settings.spatial_backend
-    if found.sms is not None and found.sms.backend == backend:
-        of_profile |= {name: getattr(found.sms, name) for name in ("s_min_sms", "s_cap_sms", "b_sat")}
+    if (sms := found.sms) is not None and sms.backend == backend:
+        # A bound that crosses one that was set says nothing.
+        low, high = settings.s_min_sms, settings.s_cap_sms
+        s_min_sms = None if high and (sms.s_min_sms or 0) > high else sms.s_min_sms
+        s_cap_sms = None if low and (sms.s_cap_sms or low) < low else sms.s_cap_sms
+        of_profile |= {"s_min_sms": s_min_sms, "s_cap_sms": s_cap_sms, "b_sat": sms.b_sat}
     for name, value in of_profile.items():
         if value is not None and name not in settings.model_fields_set:
             changes[name] = value
     for name in changes:
         sources.setdefault(name, f"profile {settings.profile}")
-    try:
-        return settings.changed(changes)
-    except ConfigError as error:
-        raise ConfigError(f"{error} (beside {spelled})") from error
+    return settings.changed(changes)
 
 
 def _unwritable(path: FilePath) -> str | None:

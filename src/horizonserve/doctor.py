@@ -130,8 +130,8 @@ def _sources(running: instance.Instance) -> Mapping[str, str]:
         return {}
     now = running.settings
     return {
-        name: sources.get(name, "additional_config")
-        if getattr(started, name) == getattr(now, name)
+        name: sources[name]
+        if name in sources and getattr(started, name) == getattr(now, name)
         else "additional_config, or set while it runs"
         for name in now.model_fields_set
     }
@@ -141,24 +141,24 @@ def _planned(settings: Settings) -> dict[str, Any]:
     """The levels that a server would make here, and what is in the way."""
     if not settings.caps:
         return {"state": "off"}
-    if settings.spatial_backend == "cores":
-        cores = ladder.Die(os.cpu_count() or 1, 1, 1)
-        return {"state": "possible", "levels": _levels(cores, settings)}
-    found: dict[str, Any] = {"conditions": gpu_conditions(os.getpid())}
-    wrong = [why for why in found["conditions"].values() if why]
-    if wrong:
-        return found | {"state": "refused", "why": wrong[0]}
+    if settings.spatial_backend == "dry-run":
+        return {"state": "dry run"}
+    found: dict[str, Any] = {}
     try:
-        device = Device()
-        return found | {"state": "possible", "levels": _levels(device.die, settings, device)}
+        if settings.spatial_backend == "cores":
+            die = ladder.Die(len(os.sched_getaffinity(0)), 1, 1)
+            levels = ladder.existing(die, ladder.aligned(die))
+        else:
+            found["conditions"] = gpu_conditions(os.getpid())
+            if wrong := [why for why in found["conditions"].values() if why]:
+                return found | {"state": "refused", "why": wrong[0]}
+            device = Device()
+            die, levels = device.die, device.levels()
+        chosen = ladder.choose(die, levels, settings.s_min_sms, settings.s_cap_sms)
     except (DriverError, ValueError) as error:
         return found | {"state": "refused", "why": str(error)}
-
-
-def _levels(die: ladder.Die, settings: Settings, device: Device | None = None) -> list[list[int]]:
-    existing = ladder.existing(die, ladder.aligned(die)) if device is None else device.levels()
-    chosen = ladder.choose(die, existing, settings.s_min_sms, settings.s_cap_sms)
-    return [[level.shared_sms, level.downstream_sms] for level in chosen]
+    rows = [[level.shared_sms, level.downstream_sms] for level in chosen]
+    return found | {"state": "possible", "levels": rows}
 
 
 def _profile(
@@ -177,7 +177,7 @@ def _profile(
         return {}
     served = read.model
     if running is not None:
-        served = profile.Model(name="", **running.identity["architecture"])
+        served = profile.Model(name="", **running.identity.get("architecture", {}))
     # Without a server nobody knows its model.
     different = read.differences(here, served, facts.versions())
     found.content["profile"] = {"path": settings.profile, "kind": read.kind, "differs": different}
@@ -236,6 +236,7 @@ def _instance(found: Findings, running: instance.Instance) -> None:
         "spatial": spatial,
     }
     found.content["plugin"]["active"] = now.settings.scheduler != "default"
+    found.content["plugin"].pop("why_not_active", None)
     found.advice += diagnose(now, before)
     if spatial["state"] == "refused":
         found.advice.append(f"spatial control is refused: {spatial['why']}")

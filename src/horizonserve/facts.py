@@ -10,7 +10,6 @@ from typing import Final
 import horizonserve
 from horizonserve.profile import Platform, Versions
 
-
 #: The version of what is not installed.
 UNKNOWN: Final = "unknown"
 

@@ -164,9 +164,7 @@ class Profile(_Part):
                 )
         return self
 
-    def updated(
-        self, classes: Mapping[RequestClass, ClassProfile], slo_multiple: float
-    ) -> Profile:
+    def updated(self, classes: Mapping[RequestClass, ClassProfile], slo_multiple: float) -> Profile:
         """With these classes in the place of its own, and every target at this multiple."""
         merged = {**self.classes, **classes}
         kept = {
@@ -217,7 +215,7 @@ def load(path: FilePath | str) -> Profile:
         content = yaml.safe_load(FilePath(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read ({error}); name a readable file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a date that no calendar has
         raise ProfileError(
             f"{path}: not YAML, perhaps cut short ({_first_line(error)}); measure it again"
         ) from error
@@ -276,7 +274,7 @@ def save(profile: Profile, path: FilePath) -> None:
 def dump(profile: Profile) -> str:
     """The text of a profile."""
     plain = _rounded(profile.model_dump(mode="json", exclude_none=True))
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=1_000, allow_unicode=True)
 
 
 def place(directory: FilePath, platform: Platform, model: Model) -> FilePath:

@@ -15,8 +15,10 @@ from horizonserve.profiling.fit import FEWEST, profiles
 from horizonserve.profiling.plan import Cell, Grid, cells
 from horizonserve.profiling.samples import Samples, SamplesError, sweep_of
 from horizonserve.profiling.sweep import GIVE_UP, Effort, ServerGoneError, Sweep
-from horizonserve.serving.profiles import curve
 from horizonserve.slo import RequestClass
+
+pytest.importorskip("vllm")
+from horizonserve.serving.profiles import curve  # noqa: E402 (only where vLLM is installed)
 
 
 @pytest.fixture

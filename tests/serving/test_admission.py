@@ -90,7 +90,7 @@ def test_a_request_may_name_its_own_slo() -> None:
     # It is not lost on arrival because the class as a whole needs longer.
     assert ticket.slack_ratio(NOW_S) == pytest.approx(SETTINGS.slo_multiple)
     longer = admit(make_request("s", extra_args={"slo_ms": 9000}))
-    assert longer.estimate_s == pytest.approx(0.2)
+    assert longer.estimate_s == pytest.approx(0.2, rel=0.05)
 
 
 BAD: list[dict[str, Any]] = [

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from horizonserve.serving import answers
-from horizonserve.serving.answers import Answers
+from horizonserve.serving.answers import Answers, Awaited
 
 pytestmark = pytest.mark.vllm
 
@@ -21,6 +22,12 @@ pytestmark = pytest.mark.vllm
 class Request:
     request_id: str
     external_req_id: str | None = None
+    num_prompt_tokens: int = 9
+    num_output_tokens: int = 5
+
+    @property
+    def horizonserve_ticket(self) -> Any:
+        return self.request_id  # what comes back is what was given
 
 
 class Heard(Answers):
@@ -28,7 +35,10 @@ class Heard(Answers):
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, float]] = []
-        super().__init__(lambda request, at_s: self.heard.append((request.request_id, at_s)))
+        super().__init__(self._hear)
+
+    def _hear(self, awaited: Awaited, at_s: float) -> None:
+        self.heard.append((str(awaited.ticket), at_s))
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ def body(item: Item) -> dict[str, Any]:
         # Without it a request is answered in every modality, and so is a long one.
         "modalities": [item.request_class.output.value],
         "max_tokens": item.output_tokens,
+        # The answer is as long as the trace says.
+        "ignore_eos": True,
         "stream": True,
         # Each chunk then says how many tokens there are so far: one may carry several.
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},

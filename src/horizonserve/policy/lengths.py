@@ -34,9 +34,9 @@ class Lengths:
     def to_generate(self, request_class: RequestClass, generated: int, at_most: int) -> int:
         """Tokens to expect yet, from those that got so far: at least 1, at most ``at_most``."""
         ordered = self._sorted.get(request_class, [])
-        longer = ordered[bisect_right(ordered, generated) :]
-        if longer:
-            total = longer[int(_COVERED * (len(longer) - 1))]
+        shorter = bisect_right(ordered, generated)
+        if shorter < len(ordered):
+            total = ordered[shorter + int(_COVERED * (len(ordered) - shorter - 1))]
         else:
             # One that is longer than all is as likely as not to be twice as long.
             total = max(_UNKNOWN_TOKENS, 2 * generated)

@@ -105,7 +105,8 @@ def slo(
     )
     console = Console()
     if dry_run:
-        _show_plan(console, config.classes, config.grid, config.budget_s)
+        measured = dict.fromkeys(cell.request_class for cell in config.plan)
+        _show_plan(console, tuple(measured), config.grid, config.budget_s)
         return
     if (model is None) == (url is None):
         raise _fail("give either MODEL or --url")

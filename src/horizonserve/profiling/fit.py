@@ -122,7 +122,7 @@ def _profile(
         solo_p95_low_ms=_ms(min(low_s, p95_s)),
         solo_p95_high_ms=_ms(max(high_s, p95_s)),
         slo_ms=_ms(slo_multiple * p95_s),
-        tpot_p50_ms=_ms(sizes.tpot_s) if text and sizes.tpot_s is not None else None,
+        tpot_p50_ms=_ms(sizes.tpot_s) if text and sizes.tpot_s else None,
         per_answer_token_ms=0.0 if text else _ms(_per_answer_token_s(sizes, texts)),
         sizes=tuple(_size(cell, sizes, texts) for cell in sizes.of),
     )

@@ -64,17 +64,24 @@ class Samples:
             found = lines[0]["sweep"] if lines else sweep
             different = [key for key in sweep if found.get(key) != sweep[key]]
             if different:
-                raise SamplesError(
-                    f"{self.path}: holds samples of another sweep ({different[0]}:"
-                    f" {found.get(different[0])!r}, now {sweep[different[0]]!r}); remove it, or"
-                    " choose another --out"
+                what = different[0]
+                how = (
+                    "other classes or sizes"
+                    if what == "plan"
+                    else f"{what}: {found.get(what)!r}, now {sweep[what]!r}"
                 )
+                raise SamplesError(
+                    f"{self.path}: holds samples of another sweep ({how}); go on with that one,"
+                    " remove the file, or choose another --out"
+                )
+            sizes = range(len(sweep.get("plan", ())))
             for line in lines[1:]:
                 if "sample" in line:
                     self.samples.append(Sample(**line["sample"]))
+                    sizes.index(self.samples[-1].cell)
                 else:
                     self.refused[line["refused"]["cell"]] = line["refused"]["why"]
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             if isinstance(error, SamplesError):
                 raise
             raise SamplesError(f"{self.path}: damaged ({error}); remove it") from error

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 from rich.console import Console
@@ -36,6 +37,7 @@ from horizonserve.profiling.sweep import Effort, ServerGoneError, Sweep
 from horizonserve.slo import RequestClass
 
 REQUEST_LIMIT_S: Final = 300.0
+_HERE: Final = ("127.0.0.1", "localhost", "::1")
 _LOOK_LIMIT: Final = aiohttp.ClientTimeout(total=20)
 
 
@@ -109,7 +111,15 @@ def serve_and_measure(
 
 
 def measure_at(url: str, config: SloConfig, out: Path, console: Console) -> tuple[Path, Outcome]:
-    """The same on a server that runs already and has nothing else to do."""
+    """The same on a server that runs already on this machine and has nothing else to do.
+
+    Raises:
+        ServerError: it runs elsewhere, is busy, or does not answer.
+    """
+    if urlsplit(url).hostname not in _HERE:
+        raise ServerError(
+            f"{url}: a profile is of the machine that it is made on; give one of {_HERE}"
+        )
     with Display(console, config.budget_s) as display:
         server = Server(url.rstrip("/"), out / "server.log", 0)
         return asyncio.run(_measure(server, None, config, out, display, None))
@@ -172,8 +182,7 @@ async def _sweep(
             index=0,
             scheduled_s=time.monotonic(),
             limit_s=REQUEST_LIMIT_S,
-            # The answers are as long as the plan says.
-            payload={**body(item), "model": served_name, "ignore_eos": True},
+            payload={**body(item), "model": served_name},
         )
         if result.status is Status.FAILED and not await _alive(live):
             raise ServerGoneError(f"{live.server.url} does not answer any more: {result.error}")
@@ -201,7 +210,11 @@ async def _sweep(
         why.append("the server took none of the classes" if not why else "nothing is measured yet")
     # What is there is replaced by what is better known only.
     better = {
-        name: one for name, one in found.items() if name not in before.classes or sweep.done(name)
+        name: one
+        for name, one in found.items()
+        if sweep.done(name)
+        or name not in before.classes
+        or one.samples > before.classes[name].samples
     }
     update = {
         "date": datetime.date.today(),
@@ -222,7 +235,7 @@ def _facts(live: Live | None, name: str) -> Facts:
     if live is not None:
         known = live.record().identity["architecture"]
     elif len(found := list(instance.live())) == 1:
-        known = found[0].identity["architecture"]
+        known = found[0].identity.get("architecture", {})
     return Facts(facts.kind(here), here, Model(name=name, **known), facts.versions())
 
 

@@ -12,7 +12,7 @@ Chosen from them:
     S_min    the smallest level whose TPOT is within ``slowest`` of the best
     B_sat    median pressure while co-running at S_cap
 
-The best may be the whole device; only a level that leaves the stages downstream something is chosen.
+The best may be the whole device; what is chosen leaves the stages downstream something.
 """
 
 from __future__ import annotations
@@ -120,13 +120,14 @@ async def _rounds(
     async def shorts(shared: int, turn: int, co_run: bool) -> None:
         for index in range(config.shorts):
             at_s = time.monotonic() - began_s
-            seed = config.seed * 1_000 + turn * 100 + index
+            # No prompt comes twice: a cache of prefixes would answer it.
+            seed = hash((config.seed, shared, co_run, turn, index)) % 2**31
             result = await _answered(live, _item(RequestClass.T2T, 1, seed), f"at {shared} SMs")
             assert result.first_s is not None
             short = Short(at_s, result.first_s, co_run, _pressure(live))
             found[shared].shorts.append(short)
 
-    await _timed(live, config, -1)  # loads what the first request loads
+    await _timed(live, config, 0, -1)  # loads what the first request loads
     for turn in range(config.rounds):
         # Every other round backwards, so that a drift of the machine favours no level.
         for shared, _ in levels if turn % 2 == 0 else list(reversed(levels)):
@@ -135,7 +136,7 @@ async def _rounds(
             say(f"round {turn + 1}/{config.rounds}, {shared} SMs")
             await live.idle()
             await live.switch(base.changed({"fixed_sms": shared}))
-            found[shared].tpot_s.append(await _timed(live, config, turn))
+            found[shared].tpot_s.append(await _timed(live, config, shared, turn))
             await shorts(shared, turn, co_run=False)
             async with _downstream_at_work(live, config, turn):
                 await shorts(shared, turn, co_run=True)
@@ -198,9 +199,9 @@ def _shares(rows: Sequence[SmLevel]) -> list[SmLevel]:
     return [row for row in rows if row.downstream_sms]
 
 
-async def _timed(live: Live, config: SmConfig, turn: int) -> float:
+async def _timed(live: Live, config: SmConfig, shared: int, turn: int) -> float:
     """TPOT of a text answer alone."""
-    item = _item(RequestClass.T2T, ANSWER_TOKENS, config.seed * 1_000 + turn)
+    item = _item(RequestClass.T2T, ANSWER_TOKENS, hash((config.seed, shared, turn)) % 2**31)
     result = await _answered(live, item, "alone on the server")
     if result.tpot_s is None:
         raise LiveError(f"a text answer of {result.tokens} tokens has no time per token")
@@ -244,6 +245,8 @@ async def _downstream_at_work(live: Live, config: SmConfig, turn: int) -> AsyncI
         if failed:
             raise LiveError(f"an audio request beside the others: {failed[0]}")
         yield
+        if failed:
+            raise LiveError(f"an audio request beside the others: {failed[0]}")
     except TimeoutError as error:
         raise LiveError(f"no audio within {_START_LIMIT_S:.0f} s") from error
     finally:

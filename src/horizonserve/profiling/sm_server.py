@@ -34,7 +34,7 @@ def planned_levels(backend: str) -> Levels:
         RuntimeError: there is no GPU, or it has no green contexts.
     """
     if backend == "cores":
-        die = Die(os.cpu_count() or 1, 1, 1)
+        die = Die(len(os.sched_getaffinity(0)), 1, 1)
         levels = existing(die, aligned(die))
     else:
         from horizonserve.spatial.driver import Device
@@ -55,13 +55,16 @@ def serve_and_sweep(
 ) -> tuple[Path, Profile, str]:
     """Start a server whose ladder spans the device, sweep, add it to the profile and plot it.
 
-    Returns where the profile is, the profile, and why it is not complete, empty if it is.
+    Returns where the profile is, the profile with what was measured, and why it is not complete,
+    empty if it is. What is not complete replaces nothing.
 
     Raises:
         ServerError: it did not start.
         LiveError: it cannot be capped, or nothing was measured.
     """
-    most = max(shared for shared, downstream in planned_levels(backend) if downstream)
+    most = max((shared for shared, beside in planned_levels(backend) if beside), default=None)
+    if most is None:
+        raise LiveError(f"{backend}: no level leaves the stages downstream anything")
     env = {**_WIDEST, "HORIZON_SPATIAL_BACKEND": backend, "HORIZON_S_CAP_SMS": str(most)}
     port = free_port()
     argv = command_line(model, deploy, scheduler="horizon", port=port)
@@ -86,11 +89,12 @@ def serve_and_sweep(
     path = place(out, platform, of_model)
     profile = kept(path, facts.kind(platform), platform, of_model, facts.versions())
     sms = choose(swept.levels, swept.measured, config, backend)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plot(sms, swept.measured[swept.levels[-1][0]].shorts, profile.kind, path.with_suffix(".sms.png"))
-    if profile.sms is None or not swept.why:
-        profile = profile.model_copy(update={"sms": sms, "date": datetime.date.today()})
+    kept_sms = profile.sms
+    profile = profile.model_copy(update={"sms": sms, "date": datetime.date.today()})
+    if kept_sms is None or not swept.why:
         save(profile, path)
+        whole = swept.measured[swept.levels[-1][0]].shorts
+        plot(sms, whole, profile.kind, path.with_suffix(".sms.png"))
     return path, profile, swept.why
 
 

@@ -13,15 +13,18 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from vllm.logger import init_logger
+
+from horizonserve.policy.slack import Ticket
 
 logger = init_logger(f"vllm.{__name__}")
 
 #: Names the socket of the server whose processes inherit it.
 VARIABLE: Final = "HORIZONSERVE_ANSWERS"
-Learn = Callable[[Any, float], None]
+Learn = Callable[["Awaited", float], None]
 
 _TIME: Final = struct.Struct("=d")
 _CREDENTIALS: Final = struct.Struct("=3i")
@@ -48,13 +51,24 @@ def tell(request_id: str, at_s: float) -> None:
         pass
 
 
+@dataclass(slots=True)
+class Awaited:
+    """A request whose first response is made downstream; the request itself, with its media, is
+    let go when it leaves the stage."""
+
+    ticket: Ticket
+    prompt_tokens: int
+    #: Those that it had when it left the stage; 0 where the response came before.
+    answer_tokens: int = 0
+
+
 class Answers:
     """Matches first responses with the requests that came to the shared stage."""
 
     def __init__(self, learn: Learn) -> None:
         """``learn`` is told of each request whose first response has left, and when that was."""
         self._learn = learn
-        self._expected: dict[str, Any] = {}
+        self._expected: dict[str, Awaited] = {}
         self._socket: socket.socket | None = None
         if (name := os.environ.get(VARIABLE)) is None:
             return
@@ -75,7 +89,14 @@ class Answers:
             return
         if len(self._expected) >= _EXPECTED:
             del self._expected[next(iter(self._expected))]
-        self._expected[_name(request)] = request
+        self._expected[_name(request)] = Awaited(
+            request.horizonserve_ticket, request.num_prompt_tokens
+        )
+
+    def left(self, request: Any) -> None:
+        """It has all its tokens, and goes on to the next stage."""
+        if (awaited := self._expected.get(_name(request))) is not None:
+            awaited.answer_tokens = request.num_output_tokens
 
     def forget(self, request: Any) -> None:
         """It will not be answered."""
@@ -92,9 +113,9 @@ class Answers:
                 return
             if len(told) > _TIME.size and _is_ours(extra):
                 (at_s,) = _TIME.unpack_from(told)
-                request = self._expected.pop(told[_TIME.size :].decode(errors="replace"), None)
-                if request is not None:
-                    self._learn(request, at_s)
+                awaited = self._expected.pop(told[_TIME.size :].decode(errors="replace"), None)
+                if awaited is not None:
+                    self._learn(awaited, at_s)
 
     def close(self) -> None:
         """No more is heard."""

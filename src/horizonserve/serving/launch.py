@@ -157,12 +157,13 @@ def enable_in_child() -> None:
     command_line = {"vllm_omni.entrypoints.cli.serve", "vllm.entrypoints.cli.serve"}
     if multiprocessing.parent_process() is None and command_line & sys.modules.keys():
         return  # its flag may yet say default; ``validate`` decides
-    from horizonserve.serving import front_end, hooks, pipelines
+    from horizonserve.serving import answers, front_end, hooks, pipelines
 
     if "vllm_omni.config.pipeline_registry" in sys.modules:
         pipelines.install()
         if multiprocessing.parent_process() is None and VARIABLE not in os.environ:
             hooks.prepare(load()[0])
+            answers.prepare()
     hooks.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
         front_end.install()

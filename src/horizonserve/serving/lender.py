@@ -17,7 +17,7 @@ from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
 from horizonserve.policy.slack import Ticket
 from horizonserve.serving import compat, hooks
-from horizonserve.serving.answers import Answers
+from horizonserve.serving.answers import Answers, Awaited
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
 from horizonserve.serving.step_log import StepLog, answer, entry
@@ -69,7 +69,9 @@ class Lender(QueueView):
     def add_request(self, request: Any) -> None:
         """vLLM's; the answer of a long request is made elsewhere."""
         super().add_request(request)
-        if (ticket := _ticket(request)) is not None and ticket.path is Path.LONG:
+        ticket = _ticket(request)
+        # A companion is no request of the client's.
+        if ticket and ticket.path is Path.LONG and ticket.group == request.request_id:
             self._answers.expect(request)
 
     def _alone_s(self) -> float:
@@ -218,24 +220,21 @@ class Lender(QueueView):
         if (ticket := _ticket(request)) is not None:
             now_s = self._clock()
             if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
-                self._first_response(request, now_s)
+                self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
             if tokens and self._baseline is not None:
                 first = ticket.released_s is None
                 self._baseline.generated(ticket, len(tokens), first, now_s)
             ticket.token(now_s, len(tokens))
         return tokens, stopped
 
-    def _first_response(self, request: Any, at_s: float) -> None:
+    def _first_response(self, of: Awaited, at_s: float) -> None:
         """Learn from a request whose first response left then."""
-        ticket: Ticket = request.horizonserve_ticket
+        ticket = of.ticket
         # A class that the client claims may be none of this path's.
         if ticket.entered_s is None or ticket.request_class.path is not ticket.path:
             return
         after_s = at_s - ticket.entered_s
-        answer_tokens = 0 if ticket.path is Path.SHORT else request.num_output_tokens
-        self._estimator.observe(
-            ticket.request_class, request.num_prompt_tokens, answer_tokens, after_s
-        )
+        self._estimator.observe(ticket.request_class, of.prompt_tokens, of.answer_tokens, after_s)
         if self._step_log is not None:
             self._step_log.add(answer(ticket, after_s))
 
@@ -255,11 +254,13 @@ class Lender(QueueView):
 
     def request_ended(self, request: Any) -> None:
         """Note how long a request got."""
-        aborted = request.status is RequestStatus.FINISHED_ABORTED
-        if (ticket := _ticket(request)) is not None and not aborted:
-            self._lengths.ended(ticket.request_class, request.num_output_tokens)
-        if aborted and self._admission is not None:
+        if (ticket := _ticket(request)) is None:
+            return
+        if request.status is RequestStatus.FINISHED_ABORTED:
             self._answers.forget(request)
+        else:
+            self._lengths.ended(ticket.request_class, request.num_output_tokens)
+            self._answers.left(request)
 
     def session_goes_on(self, session: Any) -> None:
         """Renew the promises of a session whose next input is taken up."""

@@ -22,9 +22,10 @@ def curves(settings: Settings, vllm_config: Any) -> dict[RequestClass, Curve]:
     Raises:
         ConfigError: it is of another platform, model or version, and that was not allowed.
     """
+    if settings.profile is None:
+        return {}  # and the device is left alone
     found = read(settings, facts.platform(), model(vllm_config))
-    if found is None:
-        return {}
+    assert found is not None
     # Who says what a class takes is believed, as a start.
     said = settings.estimate_ms
     return {name: curve(one) for name, one in found.classes.items() if name not in said}
