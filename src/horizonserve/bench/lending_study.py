@@ -95,7 +95,7 @@ class LendingStudy(Study):
             await self.play(self.experiment(ABLATION, c.ablation_load, c.duration_s, c.seeds, ARMS))
 
     def ratios(self, name: str) -> list[Ratio]:
-        """`horizon` over the best of the others; in the ablation, over itself with a rule changed."""
+        """`horizon` over the best of the others; in the ablation, over its own variants."""
         runs = self.runs[name]
         others = [row for row in rows(runs) if row.request_class == ALL and row.arm != HORIZON]
         found = []
