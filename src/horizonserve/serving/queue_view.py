@@ -229,9 +229,11 @@ class QueueView(Scheduler):
             return
         for request in left:
             if request.status is RequestStatus.RUNNING:
-                request.horizonserve_ticket.started = True
+                ticket = request.horizonserve_ticket
+                ticket.started = True
+                self._temporal.entered(ticket.path)
                 self._admitted += 1
-                self._admitted_long += request.horizonserve_ticket.path is Path.LONG
+                self._admitted_long += ticket.path is Path.LONG
         self._fresh.took(left)
 
     def _choose(self, free: int) -> list[Any]:
