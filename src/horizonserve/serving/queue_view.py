@@ -243,6 +243,7 @@ class QueueView(Scheduler):
                 ticket = request.horizonserve_ticket
                 if not ticket.started:
                     ticket.started, ticket.entered_s = True, self._clock()
+                self._temporal.entered(ticket.path)
                 self._admitted += 1
                 self._admitted_long += ticket.path is Path.LONG
         self._fresh.took(left)
