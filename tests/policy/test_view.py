@@ -16,7 +16,7 @@ from horizonserve.policy.rotation import N_MAX, M
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import LOST_SHARE, Rules, TemporalPolicy, View
 from horizonserve.policy.waiting import Waiting
-from horizonserve.slo import RequestClass
+from horizonserve.slo import Path, RequestClass
 
 
 def group(name: str, deadline_s: float | None = None) -> Ticket:
