@@ -16,7 +16,7 @@ from horizonserve.policy.rotation import N_MAX, M
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import LOST_SHARE, Rules, TemporalPolicy, View
 from horizonserve.policy.waiting import Waiting
-from horizonserve.slo import RequestClass
+from horizonserve.slo import Path, RequestClass
 
 
 def group(name: str, deadline_s: float | None = None) -> Ticket:
@@ -116,6 +116,16 @@ def test_the_cap_keeps_slots_only_while_short_traffic_exists() -> None:
     policy.saw_short(now_s=1.0)
     assert names(look(policy, "l1 l2 l3", now_s=2.0, long_in_stage=1)) == ""
     assert names(look(policy, "l1 l2 l3", now_s=6.5, long_in_stage=1)) == "l1 l2 l3"
+
+
+def test_who_was_hidden_for_long_is_seen_until_one_has_entered() -> None:
+    policy = TemporalPolicy(Rules(rotation=False, long_cap=1, max_hide_s=5.0))
+    seen = []
+    for now_s in (0.0, 4.9, 5.0, 5.1):
+        seen.append(names(look(policy, "s1 l1 l2", now_s, long_in_stage=1)))
+    policy.entered(Path.LONG)
+    seen.append(names(look(policy, "s1 l2", 5.2, long_in_stage=2)))
+    assert seen == ["s1", "s1", "s1 l1", "s1 l1", "s1"]
 
 
 def test_nothing_is_hidden_when_the_stage_would_idle() -> None:

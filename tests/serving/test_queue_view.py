@@ -105,7 +105,8 @@ def test_nothing_runs_longer_hidden_than_max_hide_s(make: Make, cls: type) -> No
         scheduler.add_request(make_request(f"s{tick + 1}", output_tokens=1))
         for name in step(scheduler):
             entered[name] = tick / 10
-    assert 4.9 <= entered["l1"] <= 5.2
+    # Seen from then on, it enters in one of the next steps that has a token for it.
+    assert 4.9 <= entered["l1"] <= 5.6
     assert "l2" not in entered
 
 
@@ -344,7 +345,7 @@ def test_counts_include_the_hidden_while_a_step_runs(
     monkeypatch.setattr(scheduler.kv_cache_manager, "new_step_starts", look)
     scheduler.schedule()
     assert seen == [(5, 1)]  # behind the view only s1 waits
-    assert scheduler.get_request_counts() == (2, 3)
+    assert scheduler.get_request_counts() == (3, 2)
 
 
 def test_one_slot_is_warned_about(make: Make, vllm_log: pytest.LogCaptureFixture) -> None:

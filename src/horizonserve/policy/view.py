@@ -15,7 +15,8 @@ deadline. Hidden are
 - ordinary and lost long prefills beyond the long-path cap, while short traffic exists.
 
 Nothing is hidden when that would leave the stage idle, and the first waiting group of a path is
-not hidden for longer than ``max_hide_s``; those behind it wait for it, not for the policy.
+not hidden for longer than ``max_hide_s``: from then on it is seen until it, or another of its path,
+has entered. Those behind it wait for it, not for the policy.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class TemporalPolicy:
         """Note that short traffic exists: the cap keeps slots for it."""
         self._short_seen_s = now_s
 
+    def entered(self, path: Path) -> None:
+        """Note that a group of this path has entered the stage."""
+        self._hidden_since_s[path] = None
+
     def view(
         self, waiting: Waiting, now_s: float, limit: int, long_in_stage: int, busy: bool
     ) -> View:
@@ -107,8 +112,8 @@ class TemporalPolicy:
 
         hidden = short.ordinary.size - shorts
         hidden_long = long.ordinary.size - longs + max(0, long.lost.size - lost_room)
-        self._note_hidden(Path.SHORT, hidden > 0 and not shorts, now_s)
-        self._note_hidden(Path.LONG, hidden_long > 0 and not longs and not lost_room, now_s)
+        self._note_hidden(short, Path.SHORT, hidden > 0 and not shorts, now_s)
+        self._note_hidden(long, Path.LONG, hidden_long > 0 and not longs and not lost_room, now_s)
         return View(
             order=order,
             hidden=hidden + hidden_long,
@@ -150,9 +155,11 @@ class TemporalPolicy:
         since_s = self._hidden_since_s[path]
         return since_s is not None and now_s - since_s >= self.rules.max_hide_s
 
-    def _note_hidden(self, path: Path, hidden: bool, now_s: float) -> None:
+    def _note_hidden(self, kinds: Kinds, path: Path, hidden: bool, now_s: float) -> None:
         if not hidden:
-            self._hidden_since_s[path] = None
+            # To be seen is not to enter: another may have taken the slot.
+            if not (kinds.ordinary.size + kinds.lost.size and self._overdue(path, now_s)):
+                self._hidden_since_s[path] = None
         elif self._hidden_since_s[path] is None:
             self._hidden_since_s[path] = now_s
 

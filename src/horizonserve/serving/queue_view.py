@@ -261,6 +261,7 @@ class QueueView(Scheduler):
                     ticket.started, ticket.entered_s = True, self._clock()
                     if self._baseline is not None:
                         self._baseline.started(ticket)
+                self._temporal.entered(ticket.path)
                 self._admitted += 1
                 self._admitted_long += ticket.path is Path.LONG
         self._fresh.took(left)
