@@ -1,0 +1,141 @@
+"""HALO and its baselines on the real scheduler classes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from engine import answer, drain, free_blocks, make_request, step
+from vllm.lora.request import LoRARequest
+
+from horizonserve.config import BASELINES
+from horizonserve.serving.plain import HorizonAsyncScheduler, HorizonScheduler
+from horizonserve.serving.schedulers import HorizonARAsyncScheduler, HorizonARScheduler
+
+pytestmark = pytest.mark.vllm
+Make = Callable[..., Any]
+
+CLASSES = [
+    HorizonScheduler,
+    HorizonAsyncScheduler,
+    HorizonARScheduler,
+    HorizonARAsyncScheduler,
+]
+SERVICES = {
+    "services": {
+        "triage": {"ttft_ms": 2_000, "tbt_ms": 200, "adapter": "triage-lora"},
+        "records": {"ttft_ms": 1_000, "tbt_ms": 50},
+    },
+    "default": {"ttft_ms": 3_000, "tbt_ms": 100},
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "services.yaml"
+    path.write_text(yaml.safe_dump(SERVICES))
+    monkeypatch.setenv("HORIZON_SERVICES", str(path))
+
+
+def admitted(scheduler: Any, name: str, adapter: str | None = None, **hints: Any) -> Any:
+    lora = LoRARequest(adapter, 1, "nowhere") if adapter else None
+    scheduler.add_request(make_request(name, extra_args=hints or None, lora_request=lora))
+    return scheduler.requests[name].horizonserve_ticket
+
+
+def promises(ticket: Any) -> tuple[str, float, float]:
+    return ticket.service, round(ticket.deadline_s - ticket.arrival_s, 6), ticket.tbt_s
+
+
+def test_a_request_has_the_promises_of_its_service(make: Make, table: None) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "halo"}, loras=2)
+    assert promises(admitted(scheduler, "a")) == ("default", 3.0, 0.1)
+    assert promises(admitted(scheduler, "b", "triage-lora")) == ("triage", 2.0, 0.2)
+    assert promises(admitted(scheduler, "c", "records")) == ("records", 1.0, 0.05)
+    named = admitted(scheduler, "d", "records", service="triage", tbt_ms=70)
+    assert promises(named) == ("triage", 2.0, 0.07)
+    assert promises(admitted(scheduler, "e", ttft_ms=500)) == ("default", 0.5, 0.1)
+
+
+def test_a_service_that_does_not_exist_costs_no_request(
+    make: Make, table: None, vllm_log: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "halo"})
+    assert promises(admitted(scheduler, "a", service="x")) == ("default", 3.0, 0.1)
+    assert "service='x'" in vllm_log.text
+
+
+def test_the_table_is_for_halo_and_its_baselines_alone(make: Make, table: None) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "horizon", "slo_text_ms": 700})
+    assert promises(admitted(scheduler, "a"))[1] == 0.7
+
+
+def test_capacity_bounds_who_enters(make: Make, table: None) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "halo", "token_budget": 4}, slots=16)
+    for index in range(12):
+        admitted(scheduler, f"s{index}", service="triage")  # a quarter of a place each
+        admitted(scheduler, f"r{index}", service="records")
+    for _ in range(10):
+        step(scheduler)
+    used = sum(1.0 if r.request_id[0] == "r" else 0.25 for r in scheduler.running)
+    assert used <= 4.0 and len(scheduler.running) >= 4
+    drain(scheduler)
+
+
+def test_whoever_has_time_in_the_bank_sits_out(make: Make, table: None) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "halo", "token_budget": 8}, slots=16)
+    for index in range(6):
+        scheduler.add_request(make_request(f"s{index}", output_tokens=200))
+    while any(not r.num_output_tokens for r in scheduler.requests.values()):
+        step(scheduler)
+    scheduler.add_request(make_request("new", prompt_tokens=40, output_tokens=2))
+    steps = 0
+    while not scheduler.requests["new"].num_output_tokens:
+        step(scheduler)
+        steps += 1
+    # 40 tokens in steps of 8: with six decodes beside it a step would have had 2 for it.
+    assert steps == 5 and scheduler._lent > 0
+    drain(scheduler)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_the_policy_may_change_at_any_step(make: Make, table: None, cls: type) -> None:
+    scheduler = make(cls, {"scheduler": "halo"}, slots=6, token_budget=64, blocks=120)
+    free = free_blocks(scheduler)
+    chance = random.Random(1)
+    for index in range(120):
+        if index % 4 == 0:
+            name = chance.choice(["halo", "horizon", "edf", "default", *BASELINES])
+            changes = {"scheduler": name, "dynamic_budget": chance.random() < 0.5}
+            scheduler._use(scheduler._settings.changed(changes))
+        service = chance.choice(["triage", "records"])
+        scheduler.add_request(
+            make_request(
+                f"s{index}",
+                prompt_tokens=chance.randint(1, 90),
+                output_tokens=chance.randint(1, 12),
+                extra_args={"service": service},
+            )
+        )
+        scheduler.now_s[0] += 0.02
+        step(scheduler)
+    drain(scheduler)
+    assert free_blocks(scheduler) == free and not scheduler.requests
+
+
+def test_qoserve_cuts_its_batch_to_the_strictest_promise(make: Make, table: None) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "qoserve"}, slots=8, token_budget=2_048)
+    scheduler.add_request(make_request("s0", output_tokens=400, extra_args={"service": "records"}))
+    for index in range(60):
+        # 10 ms and 0.1 ms a token.
+        scheduler.add_request(make_request(f"p{index}", prompt_tokens=50 * (index % 8) + 1))
+        output = scheduler.schedule()
+        scheduler.now_s[0] += 0.010 + 1e-4 * output.total_num_scheduled_tokens
+        answer(scheduler, output)
+    scheduler.add_request(make_request("long", prompt_tokens=3_000))
+    output = scheduler.schedule()
+    assert 200 <= output.total_num_scheduled_tokens <= 420  # 45 ms of 50
