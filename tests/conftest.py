@@ -45,7 +45,10 @@ def server(
             tiny_deploy,
             log_file,
             Watch(),
-            env={"HORIZON_SPATIAL_BACKEND": "cores"},
+            env={
+                "HORIZON_SPATIAL_BACKEND": "cores",
+                "HORIZON_STEP_LOG": str(log_file.with_name("steps.jsonl")),
+            },
         ) as one,
     ):
         yield one

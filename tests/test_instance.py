@@ -107,8 +107,10 @@ def test_all_settings_at_once_fit(record: Record) -> None:
             **{"s_min_sms": 10**9, "s_cap_sms": 10**9, "rung_step": 10**9},
             **{"b_sat": 0.51234, "min_dwell_s": 59.999, "pressure": "utilization"},
             **{"lending": False, "batch": 10**9, "tbt_multiple": 1.51234},
+            **{"fixed_sms": 10**9, "profile_mismatch": "refuse", "estimates": "constant"},
+            "solo_p95_ms": dict.fromkeys(RequestClass, 123456.789),
             # What JSON spells longest.
-            **{"step_log": "\x01" * 512},
+            **{"step_log": "\x01" * 512, "profile": "\x01" * 256},
         }
     )
     assert wanted.model_fields_set == set(Settings.model_fields)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -15,8 +13,10 @@ from rich.table import Table
 
 from horizonserve import __version__, instance
 from horizonserve.config import START_ONLY, ConfigError, Settings
-from horizonserve.slo import RequestClass
-from horizonserve.spatial.report import gpu_conditions, report
+from horizonserve.spatial.report import report
+
+if TYPE_CHECKING:
+    from horizonserve.doctor import Findings
 
 app = typer.Typer(
     name="horizonserve",
@@ -180,6 +180,11 @@ def _within(found: instance.Instance, settings: Settings) -> Settings:
             "spatial=on: the server made no levels at its start; restart it with"
             " --scheduler horizon and HORIZON_SPATIAL=on"
         )
+    levels = [shared for shared, _ in found.identity["spatial"].get("levels", [])]
+    if settings.fixed_sms is not None and settings.fixed_sms not in levels:
+        raise ConfigError(
+            f"fixed_sms={settings.fixed_sms}: the server has the levels {levels}; give one of these"
+        )
     low, high = found.identity["min_token_budget"], found.identity["max_token_budget"]
     if settings.token_budget is not None and not low <= settings.token_budget <= high:
         raise ConfigError(
@@ -259,72 +264,63 @@ def show_ladder(
     Console().print(table)
 
 
-@app.command()
-def doctor(pid: InstanceOption = None, as_json: JsonOption = False) -> None:
-    """Say what a running server does and what limits its promises.
+@app.command("doctor")
+def show_doctor(
+    pid: InstanceOption = None,
+    config: Annotated[
+        str | None, typer.Option(help="Settings file, instead of HORIZON_CONFIG's.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile, instead of the one that the settings name.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a server does, or would do if it were started here, and what limits its promises.
 
-    Watches the instance for three seconds. Exit code 0: fine, 1: advice, 2: no instance.
+    Watches a running server for three seconds. Exit code 0: fine, 1: advice, 2: it cannot work.
 
-    Example: horizonserve doctor
+    Example: horizonserve doctor --profile profiles/PLATFORM/MODEL.yaml
     """
+    from horizonserve.doctor import examine
+
     try:
-        before = instance.find(pid)
-        time.sleep(3)
-        found = instance.find(before.pid)
+        found = examine(pid, config, profile)
     except instance.InstanceError as error:
         raise _fail(error) from error
-    content = _as_dict(found)
-    spatial = content["spatial"]
-    if found.settings.caps and found.settings.spatial_backend in ("auto", "green"):
-        spatial["conditions"] = gpu_conditions(found.pid)
-    advice = diagnose(found, before.counters)
-    if spatial["state"] == "refused":
-        advice.append(f"spatial control is refused: {spatial['why']}")
-    content["advice"] = advice
     if as_json:
-        typer.echo(json.dumps(content))
+        typer.echo(json.dumps(found.to_json()))
     else:
-        table = Table("class", "SLO ms", "set by", title=f"instance {found.pid}")
-        for request_class in RequestClass:
-            field = found.settings.slo_field(request_class)
-            table.add_row(
-                request_class, f"{found.settings.slo_ms(request_class):g}", field or "default"
-            )
-        console = Console()
-        console.print(table)
-        console.print(f"spatial control: {spatial['state']}", highlight=False)
-        for condition, wrong in spatial.get("conditions", {}).items():
-            console.print(f"  {condition}: {wrong or 'yes'}", highlight=False, markup=False)
-        for line in advice or ["nothing to advise"]:
-            console.print(f"- {line}", highlight=False)
-    sys.exit(1 if advice else 0)
+        _print_findings(found)
+    raise typer.Exit(found.exit_code)
 
 
-def diagnose(found: instance.Instance, before: instance.Counters) -> list[str]:
-    """Advice from an instance's settings and from its counters now and a moment before."""
-    advice = []
-    settings, counters = found.settings, found.counters
-    most = found.identity["max_slots"]
-    slots = min(settings.slots or most, most)
-    steps = counters.steps - before.steps
-    full = counters.full_steps - before.full_steps
-    if steps and full > steps / 2:
-        remedy = (
-            f"`horizonserve policy set slots={min(2 * slots, most)}`"
-            if slots < most
-            else f"a max_num_seqs above {most} in the deploy file"
+def _print_findings(found: Findings) -> None:
+    console, content = Console(), found.content
+    for title in ("versions", "platform", "plugin", "profile"):
+        items = content.get(title) or {}
+        words = ", ".join(f"{name} {value}" for name, value in items.items() if value is not None)
+        console.print(f"{title}: {words or 'none'}", highlight=False, markup=False)
+    running = content["instance"]
+    console.print(
+        "no server runs here" if running is None else f"instance {running['pid']}", highlight=False
+    )
+    table = Table("class", "SLO ms", "set by", "solo p95 ms")
+    for row in content["slos"]:
+        p95_ms = row["solo_p95_ms"]
+        table.add_row(
+            row["class"],
+            f"{row['slo_ms']:g}",
+            row["set_by"] + (f" ({row['source']})" if row["source"] else ""),
+            "" if p95_ms is None else f"{p95_ms:g}" + ("" if row["feasible"] else " (!)"),
         )
-        advice.append(
-            f"all {slots} slots were taken while requests waited in {full} of {steps} steps:"
-            f" more slots may help more than any policy; try {remedy} and watch the time per token"
-        )
-    elif slots < 4:
-        advice.append(
-            f"{slots} slots: order decides little; set max_num_seqs to 4 or more"
-            if most < 4
-            else f"{slots} of {most} slots usable: order decides little; use 4 or more"
-        )
-    defaults = [c.value for c in RequestClass if settings.slo_field(c) is None]
-    if settings.scheduler != "default" and len(defaults) == len(RequestClass):
-        advice.append("no SLO is set; every class has a built-in default that fits no machine")
-    return advice
+    console.print(table)
+    spatial = content["spatial"]
+    console.print(f"spatial control: {spatial['state']}", highlight=False)
+    if levels := spatial.get("levels"):
+        console.print(f"  levels: {', '.join(f'{a} + {b}' for a, b in levels)}", highlight=False)
+    for condition, wrong in spatial.get("conditions", {}).items():
+        console.print(f"  {condition}: {wrong or 'yes'}", highlight=False, markup=False)
+    for line in found.wrong:
+        console.print(f"- {line}", style="red", highlight=False, markup=False)
+    for line in found.advice or ([] if found.wrong else ["nothing to advise"]):
+        console.print(f"- {line}", highlight=False, markup=False)

@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from horizonserve import profile
 from horizonserve.slo import Output, RequestClass
 
 ENV_PREFIX: Final = "HORIZON_"
@@ -36,6 +37,8 @@ START_ONLY: Final = (
     "pressure",
     "graphs_per_level",
     "step_log",
+    "profile",
+    "profile_mismatch",
 )
 
 
@@ -81,6 +84,15 @@ class Settings(BaseSettings):
 
     #: Estimated solo time to first response per class; without one, SLO / ``slo_multiple``.
     estimate_ms: dict[RequestClass, Ms] = {}
+    #: What `horizon-profile slo` wrote. Its solo p95 gives the targets that nothing else sets, and
+    #: its curves the estimates; one of another platform, model or version is refused or used.
+    profile: Annotated[str, Field(max_length=256)] | None = None
+    profile_mismatch: Literal["refuse", "warn"] = "refuse"
+    #: What a request needs is learned from answers, beginning with the profile or the settings, or
+    #: is what the settings say of its class.
+    estimates: Literal["learned", "constant"] = "learned"
+    #: Solo p95 per class; the profile's, where it has the class.
+    solo_p95_ms: dict[RequestClass, Ms] = {}
     #: m of SLO(class) = m x solo p95 (HorizonServe 6.1).
     slo_multiple: Annotated[Number, Field(gt=1)] = 5.0
 
@@ -127,6 +139,8 @@ class Settings(BaseSettings):
     #: S_min and S_cap, in SMs (or cores); without them, a quarter and 0.6 of the device.
     s_min_sms: Count | None = None
     s_cap_sms: Count | None = None
+    #: The shared stage has so many SMs whatever happens, if the ladder has that level: for sweeps.
+    fixed_sms: Count | None = None
     #: B_sat: the pressure at which the shared stage gets S_cap.
     b_sat: Annotated[Number, Field(gt=0, le=1)] = 0.9
     #: A change of level needs so many rungs of difference, and so long since the last one.
@@ -206,6 +220,8 @@ class Settings(BaseSettings):
         for field in (f"slo_{request_class.value}_ms", f"slo_{request_class.output.value}_ms"):
             if (value := getattr(self, field)) is not None:
                 return value, field
+        if (p95_ms := self.solo_p95_ms.get(request_class)) is not None:
+            return self.slo_multiple * p95_ms, "solo_p95_ms"
         return DEFAULT_SLO_MS[request_class.output], None
 
     def tbt_ms(self, request_class: RequestClass, solo_ms: float) -> float:
@@ -221,7 +237,11 @@ class Settings(BaseSettings):
 
     def estimated_ms(self, request_class: RequestClass) -> float:
         """Estimated time from the shared stage's first step to the first response."""
-        return self.estimate_ms.get(request_class) or self.slo_ms(request_class) / self.slo_multiple
+        return (
+            self.estimate_ms.get(request_class)
+            or self.solo_p95_ms.get(request_class)
+            or self.slo_ms(request_class) / self.slo_multiple
+        )
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """A copy with some fields replaced, validated like any other input.
@@ -232,6 +252,9 @@ class Settings(BaseSettings):
         return _validated({**self.model_dump(exclude_unset=True), **changes}, str)
 
 
+_PER_CLASS: Final = ("estimate_ms", "solo_p95_ms")
+
+
 def _env(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in environ.items():
@@ -239,7 +262,7 @@ def _env(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         field = name.removeprefix(ENV_PREFIX).lower()
         # A dictionary is written as in YAML: HORIZON_ESTIMATE_MS='{t2t: 80}'.
-        values[field] = yaml.safe_load(text) if field == "estimate_ms" else text
+        values[field] = yaml.safe_load(text) if field in _PER_CLASS else text
     return values
 
 
@@ -296,7 +319,33 @@ def load(
         raise ConfigError(
             f"{spelled('step_log')}={settings.step_log!r}: {why}; {_remedy('step_log')}"
         )
+    if settings.profile is not None:
+        settings = _profiled(settings, sources, spelled("profile"))
     return settings, sources
+
+
+def _profiled(settings: Settings, sources: dict[str, str], spelled: str) -> Settings:
+    """The settings with what their profile says, where they say nothing themselves."""
+    try:
+        found = profile.load(settings.profile or "")
+    except profile.ProfileError as error:
+        raise ConfigError(f"{spelled}: {error}") from error
+    alone_ms = {name: one.solo_p95_ms for name, one in found.classes.items()}
+    changes: dict[str, Any] = {"solo_p95_ms": {**alone_ms, **settings.solo_p95_ms}}
+    of_profile: dict[str, Any] = {"slo_multiple": found.slo_multiple}
+    backend = "green" if settings.spatial_backend == "auto" else settings.spatial_backend
+    if (sms := found.sms) is not None and sms.backend == backend:
+        # A bound that crosses one that was set says nothing.
+        low, high = settings.s_min_sms, settings.s_cap_sms
+        s_min_sms = None if high and (sms.s_min_sms or 0) > high else sms.s_min_sms
+        s_cap_sms = None if low and (sms.s_cap_sms or low) < low else sms.s_cap_sms
+        of_profile |= {"s_min_sms": s_min_sms, "s_cap_sms": s_cap_sms, "b_sat": sms.b_sat}
+    for name, value in of_profile.items():
+        if value is not None and name not in settings.model_fields_set:
+            changes[name] = value
+    for name in changes:
+        sources.setdefault(name, f"profile {settings.profile}")
+    return settings.changed(changes)
 
 
 def _unwritable(path: FilePath) -> str | None:
@@ -334,6 +383,9 @@ def _remedy(field: str) -> str:
     choices = {
         "scheduler": "default, edf or horizon",
         "lost": "demote or protect",
+        "profile": "the path of a file that `horizon-profile slo` wrote",
+        "profile_mismatch": "refuse or warn",
+        "estimates": "learned or constant",
         "spatial_backend": "auto, green, cores or dry-run",
         "pressure": "utilization or dram",
         "b_sat": "a number above 0 and at most 1, such as 0.9",

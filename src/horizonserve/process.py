@@ -26,6 +26,17 @@ def start_ticks(pid: int) -> int | None:
     return None if state in "ZX" else int(rest[18])
 
 
+def environment(pid: int) -> dict[str, str]:
+    """What a process was started with.
+
+    Raises:
+        OSError: it is gone, or another user's.
+    """
+    raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    pairs = (entry.partition("=") for entry in raw.split("\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
 def pid_namespace() -> int:
     """The namespace that this process's pids are of; containers may share files but not this."""
     return os.stat("/proc/self/ns/pid").st_ino

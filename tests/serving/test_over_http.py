@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import secrets
@@ -82,6 +83,27 @@ def test_one_line_says_what_runs_and_where_each_slo_came_from(server: Server) ->
     assert len(lines) == 1
     for part in ("policy horizon", "stage 0", "4 slots", "t2a 10000 ms (built-in default)"):
         assert part in lines[0]
+
+
+def first_responses(server: Server) -> list[str]:
+    """Class of each first response that the shared stage has learned from."""
+    (log,) = server.log_file.parent.glob("steps-*.jsonl")
+    # The last line may be half written.
+    entries = [json.loads(line) for line in log.read_text().rpartition("\n")[0].splitlines()]
+    answers = [entry for entry in entries if "actual_s" in entry]
+    assert all(0 < entry["actual_s"] < 300 and entry["estimate_s"] > 0 for entry in answers)
+    return [entry["class"] for entry in answers]
+
+
+def test_the_shared_stage_learns_of_first_responses_downstream(server: Server) -> None:
+    before = first_responses(server).count("t2a")
+    ask(server, chat("audio"), chat("audio"), chat())
+    until_s = time.monotonic() + 60
+    while first_responses(server).count("t2a") < before + 2:
+        assert time.monotonic() < until_s
+        ask(server, chat())  # word is read at the next step
+        time.sleep(0.5)
+    assert "t2t" in first_responses(server)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def body(item: Item) -> dict[str, Any]:
         # Without it a request is answered in every modality, and so is a long one.
         "modalities": [item.request_class.output.value],
         "max_tokens": item.output_tokens,
+        # The answer is as long as the trace says.
+        "ignore_eos": True,
         "stream": True,
         # Each chunk then says how many tokens there are so far: one may carry several.
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -78,6 +80,7 @@ class _Answer:
     #: One entry per token of text.
     token_at_s: list[float] = field(default_factory=list)
     counted_tokens: int | None = None
+    prompt_tokens: int = 0
     finished: bool = False
     #: An image is a first response only when it is complete.
     image_seen: bool = field(default=False)
@@ -86,7 +89,9 @@ class _Answer:
         if error := chunk.get("error"):
             raise BadAnswerError(f"error in the stream: {_message(error)}")
         # Audio chunks carry a count of 0, which says nothing.
-        so_far = int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+        usage = chunk.get("usage") or {}
+        so_far = int(usage.get("completion_tokens") or 0)
+        self.prompt_tokens = int(usage.get("prompt_tokens") or 0) or self.prompt_tokens
         self.counted_tokens = so_far or self.counted_tokens
         modality = chunk.get("modality") or Output.TEXT.value
         for choice in chunk["choices"]:
@@ -208,6 +213,7 @@ async def send(
         first_s=first_s,
         end_s=time.monotonic() - scheduled_s,
         tokens=answer.tokens(),
+        prompt_tokens=answer.prompt_tokens,
         tpot_s=answer.tpot_s() if status is Status.OK else None,
         late_s=sent_s - scheduled_s,
         error=error[:300],

@@ -75,7 +75,8 @@ def load(file: Path) -> list[Step]:
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # the server was killed while it wrote
     try:
-        entries = [json.loads(line) for line in lines]
+        every = [json.loads(line) for line in lines]
+        entries = [entry for entry in every if "estimate_s" not in entry]
         zero_s = entries[0]["time_s"]
         return [
             Step(entry["time_s"] - zero_s, _end_s(entry, after) - zero_s, entry["requests"])

@@ -81,6 +81,8 @@ class Live:
             LiveError: it was not answered.
         """
         result = await self.ask(Item(0.0, RequestClass.T2T, 4, 2, 0), limit_s=_NUDGE_LIMIT_S)
+        if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
+            raise asyncio.CancelledError
         if result.status is not Status.OK:
             raise LiveError(f"a request of two tokens to the idle server: {result.error}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -43,9 +44,10 @@ def run_study(
     out: Path,
     *,
     port: int | None = None,
+    env: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> dict[str, list[Run]]:
-    """Run what is missing of a study, then print all of it.
+    """Run what is missing of a study, then print all of it; ``env`` is for its server.
 
     Raises:
         ServerError: the server did not start or died.
@@ -57,7 +59,7 @@ def run_study(
     store = Store(out)
     with (
         Display(console, BOOT_GUESS_S + config.guess_s) as display,
-        booted(model_dir, deploy, out / "server.log", display, port=port) as server,
+        booted(model_dir, deploy, out / "server.log", display, port=port, env=env) as server,
     ):
         study, reason = asyncio.run(_run(kind, config, server, store, display, until_s))
     show(console, study)

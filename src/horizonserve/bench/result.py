@@ -38,6 +38,8 @@ class Result:
     end_s: float
     #: Answer tokens of the shared stage, as the server counts them, else the text chunks.
     tokens: int = 0
+    #: Prompt tokens of the shared stage, media included; 0 where the server did not say.
+    prompt_tokens: int = 0
     #: Time per output token after the first; only text has one that a user sees.
     tpot_s: float | None = None
     #: How much later than scheduled the client sent it.

@@ -62,7 +62,12 @@ def free_port() -> int:
 
 
 def command_line(
-    model_dir: Path, deploy_file: Path, *, scheduler: str, port: int, extra: Sequence[str] = ()
+    model: Path | str,
+    deploy_file: Path | None,
+    *,
+    scheduler: str,
+    port: int,
+    extra: Sequence[str] = (),
 ) -> list[str]:
     """The command a user would type, with this environment's ``vllm-omni``.
 
@@ -74,9 +79,9 @@ def command_line(
     if program is None:
         raise ServerError("vllm-omni: not found; install it with `pip install horizonserve[cpu]`")
     return [
-        *(program, "serve", str(model_dir), "--omni"),
+        *(program, "serve", str(model), "--omni"),
         *("--served-model-name", MODEL_NAME),
-        *("--deploy-config", str(deploy_file)),
+        *(("--deploy-config", str(deploy_file)) if deploy_file else ()),
         *("--scheduler", scheduler),
         *("--host", HOST, "--port", str(port)),
         *extra,

@@ -41,6 +41,8 @@ class Ticket:
     tbt_s: float = inf
     #: Whether a member of the group was ever admitted; from then on it is no longer held back.
     started: bool = False
+    #: When that was; None where the stock policy let it in.
+    entered_s: float | None = None
     #: Release time of the last generated token, R_g; None before the first.
     released_s: float | None = None
     #: When it last took part in a step.
@@ -57,6 +59,7 @@ class Ticket:
         self.deadline_s += now_s - self.arrival_s
         self.arrival_s = now_s
         self.released_s, self.broken = None, False
+        self.entered_s = None  # its next answer does not begin with its first step
 
     def token(self, now_s: float, count: int = 1) -> None:
         """Note tokens that were generated now."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from math import inf
+from math import inf, log
 from typing import Any, Final
 
 from vllm.logger import init_logger
 
 from horizonserve.config import Settings
+from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
 from horizonserve.serving.hints import NO_HINTS, HintError, Hints, parse
 from horizonserve.slo import OUTPUT_OF_PRIORITY, Output, Path, RequestClass, class_of
@@ -18,6 +19,9 @@ logger = init_logger(f"vllm.{__name__}")
 
 # ``arrival_time`` is wall time of another process; beyond this it is a stepped clock or a test.
 MAX_QUEUED_S: Final = 600.0
+#: Estimates are rounded to powers of this.
+COARSE: Final = 1.1
+_LOG_COARSE: Final = log(COARSE)
 
 
 class Admission:
@@ -35,14 +39,17 @@ class Admission:
         settings: Settings,
         final_outputs: Mapping[int, Output],
         route: Callable[[Any], tuple[int, bool]],
+        estimator: Estimator,
         clock: Callable[[], float] = time.monotonic,
         solo_s: Callable[[], float] = lambda: 0.0,
+        answer_tokens: Callable[[RequestClass, int], int] = lambda _, at_most: at_most,
     ) -> None:
         """A pipeline's ways.
 
         ``final_outputs``: stage id -> what it gives the user; ``route``: request -> its final
         stage and whether it is there to hand its KV cache on; ``solo_s``: time per token of a
-        request alone, 0 while that is unknown.
+        request alone, 0 while that is unknown; ``answer_tokens``: class and most tokens -> expected
+        length of an answer.
         """
         self._long_outputs = {
             stage: output for stage, output in final_outputs.items() if output is not Output.TEXT
@@ -52,15 +59,17 @@ class Admission:
         self._clock = clock
         self._warned = False
         self._solo_s = solo_s
+        self._estimator = estimator
+        self._answer_tokens = answer_tokens
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
         """Apply these settings to requests that enter from now on."""
         self._slo_multiple = settings.slo_multiple
         self._settings = settings
-        self._promise_s = {
-            c: (settings.slo_ms(c) / 1e3, settings.estimated_ms(c) / 1e3) for c in RequestClass
-        }
+        self._slo_s = {name: settings.slo_ms(name) / 1e3 for name in RequestClass}
+        self._constant_s = estimates_s(settings)
+        self._estimator.start(self._constant_s)
 
     def admit(self, request: Any, present: Mapping[str, Any]) -> Ticket:
         """Give a request its ticket, ``request.horizonserve_ticket``, and return it.
@@ -86,7 +95,8 @@ class Admission:
         now_s = self._clock()
         queued_s = time.time() - request.arrival_time
         arrival_s = now_s - queued_s if 0 <= queued_s <= MAX_QUEUED_S else now_s
-        slo_s, estimate_s = self._promise_s[request_class]
+        slo_s = self._slo_s[request_class]
+        estimate_s = _coarse(self._estimate_s(request, request_class, path))
         if hints.slo_ms is not None:
             slo_s = hints.slo_ms / 1e3
             # Who asks for less time expects to need less; else it would be lost on arrival.
@@ -99,6 +109,15 @@ class Admission:
         return Ticket(
             request.request_id, request_class, path, arrival_s, arrival_s + slo_s, estimate_s, tbt_s
         )
+
+    def _estimate_s(self, request: Any, request_class: RequestClass, path: Path) -> float:
+        if self._settings.estimates == "constant":
+            return self._constant_s[request_class]
+        answer_tokens = 0
+        if path is Path.LONG:
+            answer_tokens = self._answer_tokens(request_class, request.max_tokens)
+        prompt_tokens = request.num_prompt_tokens
+        return self._estimator.estimate_s(request_class, prompt_tokens, answer_tokens)
 
     def _hints(self, request: Any) -> Hints:
         params = request.sampling_params
@@ -126,6 +145,16 @@ class Admission:
             output = self._long_outputs.get(final_stage, self._any_long_output)
         features = request.mm_features
         return class_of([f.modality for f in features] if features else (), output)
+
+
+def estimates_s(settings: Settings) -> dict[RequestClass, float]:
+    """What each class takes before anything was learned of it."""
+    return {name: settings.estimated_ms(name) / 1e3 for name in RequestClass}
+
+
+def _coarse(estimate_s: float) -> float:
+    """To a tenth: waiting requests with equal estimates are kept in one line (waiting.py)."""
+    return COARSE ** round(log(estimate_s) / _LOG_COARSE)
 
 
 def _parent(companion: str, present: Iterable[str]) -> str | None:

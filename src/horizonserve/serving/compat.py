@@ -50,6 +50,7 @@ OMNI_SCHEDULER: Final[tuple[Name, ...]] = (
 
 FRONT_END: Final[tuple[Name, ...]] = (
     ("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+    ("vllm_omni.entrypoints.async_omni", "AsyncOmni._process_orchestrator_results"),
     (
         "vllm_omni.entrypoints.openai.serving_chat",
         "OmniOpenAIServingChat._apply_text_chat_ar_task_mode",

@@ -1,17 +1,22 @@
-"""Two patches of vLLM-Omni's front end, so that a request's hints reach the shared stage.
+"""Three patches of vLLM-Omni's front end: the shared stage gets hints, and news of answers.
 
 vLLM-Omni 0.30 copies eleven sampling fields from a chat body and drops ``priority`` and
 ``vllm_xargs``. The stage reads hints from ``extra_args`` (hints.py), so they are put there.
+When the first output of a request's final stage is handed to its client, the shared stage is told
+(answers.py).
 """
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
-from horizonserve.serving import compat
+from horizonserve.serving import answers, compat
 from horizonserve.serving.hints import KEYS, parse
+from horizonserve.spatial.monitor import SHARED_STAGE
 
 
 def install() -> None:
@@ -28,6 +33,7 @@ def install() -> None:
         return
     _patch_chat(OmniOpenAIServingChat)
     _patch_generate(AsyncOmni)
+    _patch_results(AsyncOmni)
 
 
 def _patch_chat(chat: Any) -> None:
@@ -77,6 +83,23 @@ def _patch_generate(engine: Any) -> None:
 
     generate.horizonserve = True  # type: ignore[attr-defined]
     engine.generate = generate
+
+
+def _patch_results(engine: Any) -> None:
+    stock = engine._process_orchestrator_results
+
+    async def process_orchestrator_results(
+        self: Any, request_id: str, metrics: Any, final_stage: int, *args: Any
+    ) -> Any:
+        told = final_stage == SHARED_STAGE  # it knows of its own
+        async with aclosing(stock(self, request_id, metrics, final_stage, *args)) as outputs:
+            async for output in outputs:
+                if not told and output.stage_id == final_stage:
+                    told = True
+                    answers.tell(request_id, time.monotonic())
+                yield output
+
+    engine._process_orchestrator_results = process_orchestrator_results
 
 
 def body_hints(request: Any) -> dict[str, Any]:

@@ -77,6 +77,7 @@ def _wrap_validate(
             sys.exit(f"horizonserve: {error}")
         os.environ[ENV_SCHEDULER] = settings.scheduler
         if settings.scheduler != "default":
+            _check_profile(settings)
             enable(args, settings)
 
     cls.validate = validate
@@ -92,12 +93,23 @@ def _take_flag(args: Any) -> str | None:
     return chosen
 
 
+def _check_profile(settings: Settings) -> None:
+    """Refuse at once what the shared stage would refuse minutes later."""
+    from horizonserve.serving import profiles
+
+    try:
+        profiles.read(settings)
+    except ConfigError as error:
+        sys.exit(f"horizonserve: {error}")
+
+
 def _enable_omni(args: Any, settings: Settings) -> None:
-    from horizonserve.serving import front_end, hooks, pipelines
+    from horizonserve.serving import answers, front_end, hooks, pipelines
 
     compat.require(compat.LAUNCH)
     pipelines.install()
     front_end.install()
+    answers.prepare()
     hooks.prepare(settings)
 
 
@@ -121,12 +133,13 @@ def enable_in_child() -> None:
     command_line = {"vllm_omni.entrypoints.cli.serve", "vllm.entrypoints.cli.serve"}
     if multiprocessing.parent_process() is None and command_line & sys.modules.keys():
         return  # its flag may yet say default; ``validate`` decides
-    from horizonserve.serving import front_end, hooks, pipelines
+    from horizonserve.serving import answers, front_end, hooks, pipelines
 
     if "vllm_omni.config.pipeline_registry" in sys.modules:
         pipelines.install()
         if multiprocessing.parent_process() is None and VARIABLE not in os.environ:
             hooks.prepare(load()[0])
+            answers.prepare()
     hooks.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
         front_end.install()

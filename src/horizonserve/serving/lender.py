@@ -14,9 +14,10 @@ from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
 from horizonserve.policy.slack import Ticket
 from horizonserve.serving import compat, hooks
+from horizonserve.serving.answers import Answers, Awaited
 from horizonserve.serving.queue_view import QueueView
 from horizonserve.serving.queues import is_fresh
-from horizonserve.serving.step_log import StepLog, entry
+from horizonserve.serving.step_log import StepLog, answer, entry
 from horizonserve.serving.steps import (
     StepClock,
     blocks,
@@ -26,7 +27,7 @@ from horizonserve.serving.steps import (
     with_adapters,
     with_blocks,
 )
-from horizonserve.slo import RequestClass
+from horizonserve.slo import Path, RequestClass
 
 _NOTHING = Plan([], [], [], 0, 0.0, 0)
 
@@ -58,11 +59,23 @@ class Lender(QueueView):
         self._model = StepModel()
         self._lengths = Lengths()
         super().__init__(*args, **kwargs)
+        self._answers = Answers(self._first_response)
         if self._admission is not None and self._settings.step_log:
             self._step_log = StepLog(self._settings.step_log)
 
+    def add_request(self, request: Any) -> None:
+        """vLLM's; the answer of a long request is made elsewhere."""
+        super().add_request(request)
+        ticket = _ticket(request)
+        # A companion is no request of the client's.
+        if ticket and ticket.path is Path.LONG and ticket.group == request.request_id:
+            self._answers.expect(request)
+
     def _alone_s(self) -> float:
         return self._model.solo_s
+
+    def _answer_tokens(self, request_class: RequestClass, at_most: int) -> int:
+        return self._lengths.to_generate(request_class, 0, at_most)
 
     def _use(self, settings: Settings) -> None:
         super()._use(settings)
@@ -161,11 +174,27 @@ class Lender(QueueView):
             request, new_token_ids, *args, **kwargs
         )
         if (ticket := _ticket(request)) is not None:
-            ticket.token(self._clock(), len(tokens))
+            now_s = self._clock()
+            if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
+                self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
+            ticket.token(now_s, len(tokens))
         return tokens, stopped
 
+    def _first_response(self, of: Awaited, at_s: float) -> None:
+        """Learn from a request whose first response left then."""
+        ticket = of.ticket
+        # A class that the client claims may be none of this path's.
+        if ticket.entered_s is None or ticket.request_class.path is not ticket.path:
+            return
+        after_s = at_s - ticket.entered_s
+        self._estimator.observe(ticket.request_class, of.prompt_tokens, of.answer_tokens, after_s)
+        if self._step_log is not None:
+            self._step_log.add(answer(ticket, after_s))
+
     def shutdown(self) -> None:
-        """vLLM's, and the end of the log."""
+        """vLLM's, and the end of what is its own."""
+        if self._admission is not None:
+            self._answers.close()
         if self._step_log is not None:
             self._step_log.close()
         super().shutdown()
@@ -174,12 +203,17 @@ class Lender(QueueView):
         """Take the time of a step whose output has come."""
         if self._admission is not None:
             self._step_clock.ended(output, idle=not self.has_unfinished_requests())
+            self._answers.poll()
 
     def request_ended(self, request: Any) -> None:
         """Note how long a request got."""
-        aborted = request.status is RequestStatus.FINISHED_ABORTED
-        if (ticket := _ticket(request)) is not None and not aborted:
+        if (ticket := _ticket(request)) is None:
+            return
+        if request.status is RequestStatus.FINISHED_ABORTED:
+            self._answers.forget(request)
+        else:
             self._lengths.ended(ticket.request_class, request.num_output_tokens)
+            self._answers.left(request)
 
     def session_goes_on(self, session: Any) -> None:
         """Renew the promises of a session whose next input is taken up."""

@@ -16,10 +16,11 @@ import horizonserve
 from horizonserve.config import Settings, load
 from horizonserve.instance import Counters, Record
 from horizonserve.policy.edf import earliest_deadline_first
+from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
 from horizonserve.policy.view import Rules, TemporalPolicy, View
-from horizonserve.serving import compat, hooks
-from horizonserve.serving.admission import Admission
+from horizonserve.serving import compat, hooks, profiles
+from horizonserve.serving.admission import Admission, estimates_s
 from horizonserve.serving.queues import FreshRequests, is_fresh, put_back
 from horizonserve.slo import Output, Path, RequestClass
 
@@ -86,12 +87,17 @@ class QueueView(Scheduler):
             or self.ec_connector is not None
             or self.policy is not SchedulingPolicy.FCFS
         )
+        self._estimator = Estimator(
+            estimates_s(settings), profiles.curves(settings, self.vllm_config)
+        )
         self._admission = Admission(
             settings,
             self._final_outputs(model_config),
             self._route,
+            self._estimator,
             lambda: self._clock(),
             self._alone_s,
+            self._answer_tokens,
         )
         admission = self._admission
         self._fresh = FreshRequests(lambda request: admission.admit(request, self.requests))
@@ -100,7 +106,8 @@ class QueueView(Scheduler):
             settings,
             {
                 "version": horizonserve.__version__,
-                "model": str(model_config.model)[-256:],
+                "model": str(model_config.model)[-128:],
+                "architecture": profiles.model(self.vllm_config).model_dump(exclude={"name"}),
                 "stage": stage,
                 "max_slots": self._max_slots,
                 "min_token_budget": self._min_tokens,
@@ -127,6 +134,10 @@ class QueueView(Scheduler):
     def _alone_s(self) -> float:
         """Time per token of a request that is alone; 0 while it is unknown."""
         return 0.0
+
+    def _answer_tokens(self, _request_class: RequestClass, at_most: int) -> int:
+        """How long an answer of the class is expected to be."""
+        return at_most
 
     def _use(self, settings: Settings) -> None:
         """Run under these settings from this step on."""
@@ -230,7 +241,8 @@ class QueueView(Scheduler):
         for request in left:
             if request.status is RequestStatus.RUNNING:
                 ticket = request.horizonserve_ticket
-                ticket.started = True
+                if not ticket.started:
+                    ticket.started, ticket.entered_s = True, self._clock()
                 self._temporal.entered(ticket.path)
                 self._admitted += 1
                 self._admitted_long += ticket.path is Path.LONG

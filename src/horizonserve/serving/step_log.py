@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 from typing import Any, Final, TextIO
 
 from horizonserve.policy.lending import Job, Plan
+from horizonserve.policy.slack import Ticket
 from horizonserve.slo import Path
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -100,6 +101,16 @@ def entry(plan: Plan, now_s: float) -> dict[str, Any]:
         "limit_ms": round(plan.limit_s * 1e3, 3),
         "given_up": plan.given_up,
         "requests": [_request(job, state, now_s) for state, jobs in states for job in jobs],
+    }
+
+
+def answer(ticket: Ticket, actual_s: float) -> dict[str, Any]:
+    """A first response, for the log: how long it was expected to take, from the first step on, when
+    the request came, and how long it took."""
+    return {
+        "class": ticket.request_class.value,
+        "estimate_s": round(ticket.estimate_s, 6),
+        "actual_s": round(actual_s, 6),
     }
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from horizonserve.config import Settings
-from horizonserve.process import start_ticks
+from horizonserve.process import environment, start_ticks
 from horizonserve.spatial.driver import Device, DriverError
 from horizonserve.spatial.green import conditions
 from horizonserve.spatial.monitor import MAX_STAGES, SHARED_STAGE, Monitor, MonitorError, State
@@ -74,17 +73,15 @@ def gpu_conditions(pid: int) -> dict[str, str | None]:
     Asks the driver in this process, as the server's process ``pid`` would: with its environment.
     """
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        its = environment(pid)
     except OSError as error:
         return {"the server's environment": str(error)}
-    pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
-    environment = {name: value for name, _, value in pairs}
     # Its MPS daemon and its devices are those that its environment names.
-    os.environ.update({k: v for k, v in environment.items() if k.startswith(("CUDA_", "NVIDIA_"))})
+    os.environ.update({k: v for k, v in its.items() if k.startswith(("CUDA_", "NVIDIA_"))})
     found: dict[str, str | None] = {"a GPU with green contexts": None}
     mps = True
     try:
         mps = Device().mps
     except DriverError as error:
         found["a GPU with green contexts"] = str(error)
-    return found | conditions(mps, environment)
+    return found | conditions(mps, its)

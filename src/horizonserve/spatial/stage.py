@@ -198,6 +198,7 @@ class SharedStage(Stage):
         if rules != self._rules:
             self._rules, self._controller = rules, Controller(rules)
         self._on = settings.caps
+        self._fixed = None if settings.fixed_sms is None else self._by_sms.get(settings.fixed_sms)
 
     def _look(self, now_s: float) -> None:
         super()._look(now_s)
@@ -217,7 +218,9 @@ class SharedStage(Stage):
         level = self._level
         active = self._active(now_s)
         self.co_runs = bool(active)
-        if active is not None:
+        if self._fixed is not None:
+            level = self._fixed
+        elif active is not None:
             level = self._by_sms[self._controller.level_sms(now_s, active, pressure)]
         self._epoch += level != self._level
         return level, level

@@ -1,0 +1,1 @@
+"""Offline sweeps: what a model takes on this machine."""
