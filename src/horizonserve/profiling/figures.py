@@ -68,7 +68,7 @@ def _per_level(axes: Any, sms: SmProfile) -> None:
     )
     axes.set_xlabel("SMs of the shared stage")
     axes.set_ylabel("TPOT (ms)")
-    axes.set_ylim(bottom=0)
+    axes.set_xticks(counts)
     right = axes.twinx()
     right.plot(
         counts,
@@ -78,7 +78,8 @@ def _per_level(axes: Any, sms: SmProfile) -> None:
         label="TTFT co-running",
     )
     right.set_ylabel("TTFT (ms)")
-    right.set_ylim(bottom=0)
+    for each in (axes, right):
+        each.set_ylim(0, 1.2 * each.get_ylim()[1])
     if sms.s_cap_sms is not None:
         axes.axvline(sms.s_cap_sms, color="0.5", linewidth=1)
         axes.annotate("S_cap", (sms.s_cap_sms, 0), xytext=(3, 5), textcoords="offset points")
