@@ -234,14 +234,13 @@ def show_ladder(
     Example: horizonserve ladder --total-sms 132 --compute-capability 9.0
     """
     from horizonserve.spatial import ladder
-    from horizonserve.spatial.driver import Device, DriverError
+    from horizonserve.spatial.driver import DriverError, levels_here
 
     try:
         if (total_sms is None) != (compute_capability is None):
             raise ValueError("give --total-sms and --compute-capability together")
         if total_sms is None or compute_capability is None:
-            device = Device()
-            die, levels = device.die, device.levels()
+            die, levels = levels_here("green")
         else:
             major, _, minor = compute_capability.partition(".")
             if not (major.isdecimal() and minor.isdecimal()):

@@ -17,7 +17,7 @@ from horizonserve.config import ENV_CONFIG_FILE, ConfigError, Settings, load
 from horizonserve.process import environment
 from horizonserve.slo import RequestClass
 from horizonserve.spatial import ladder
-from horizonserve.spatial.driver import Device, DriverError
+from horizonserve.spatial.driver import DriverError, levels_here
 from horizonserve.spatial.report import gpu_conditions, report
 
 #: How long a running server is watched.
@@ -145,15 +145,11 @@ def _planned(settings: Settings) -> dict[str, Any]:
         return {"state": "dry run"}
     found: dict[str, Any] = {}
     try:
-        if settings.spatial_backend == "cores":
-            die = ladder.Die(len(os.sched_getaffinity(0)), 1, 1)
-            levels = ladder.existing(die, ladder.aligned(die))
-        else:
+        if settings.spatial_backend != "cores":
             found["conditions"] = gpu_conditions(os.getpid())
             if wrong := [why for why in found["conditions"].values() if why]:
                 return found | {"state": "refused", "why": wrong[0]}
-            device = Device()
-            die, levels = device.die, device.levels()
+        die, levels = levels_here(settings.spatial_backend)
         chosen = ladder.choose(die, levels, settings.s_min_sms, settings.s_cap_sms)
     except (DriverError, ValueError) as error:
         return found | {"state": "refused", "why": str(error)}

@@ -42,13 +42,12 @@ class EstimateStudy(Study):
     async def play_parts(self) -> None:
         """Both arms on the demo's mix, seed by seed."""
         c = self.config
-        experiments = [
-            self.experiment(f"load-{load:g}x", load, c.duration_s, c.seeds, ARMS)
-            for load in c.loads
-        ]
-        for seed in c.seeds:
-            for experiment in experiments:
-                await self.play(experiment, only_seed=seed)
+        await self.play_by_seed(
+            [
+                self.experiment(f"load-{load:g}x", load, c.duration_s, c.seeds, ARMS)
+                for load in c.loads
+            ]
+        )
 
     def ratios(self, name: str) -> list[Ratio]:
         """Learned over constant."""

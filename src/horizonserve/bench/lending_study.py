@@ -80,7 +80,7 @@ class LendingStudy(Study):
     config: LendingConfig
 
     async def play_parts(self) -> None:
-        """The rates seed by seed, so that what there is when the time is up covers all rates."""
+        """The rates seed by seed, then the ablation."""
         c = self.config
         if "rates" in c.parts:
             arms = [*await self.pick(BASELINES), ARMS[0]]
@@ -88,9 +88,7 @@ class LendingStudy(Study):
                 self.experiment(f"rate-{load:g}x", load, c.duration_s, c.seeds, arms)
                 for load in c.loads
             ]
-            for seed in c.seeds:
-                for experiment in experiments:
-                    await self.play(experiment, only_seed=seed)
+            await self.play_by_seed(experiments)
         if ABLATION in c.parts:
             await self.play(self.experiment(ABLATION, c.ablation_load, c.duration_s, c.seeds, ARMS))
 

@@ -80,9 +80,8 @@ class Live:
         Raises:
             LiveError: it was not answered.
         """
-        result = await self.ask(Item(0.0, RequestClass.T2T, 4, 2, 0), limit_s=_NUDGE_LIMIT_S)
-        if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
-            raise asyncio.CancelledError
+        item = Item(0.0, RequestClass.T2T, 4, 2, 0)
+        result = (await self.ask(item, limit_s=_NUDGE_LIMIT_S)).not_cut()
         if result.status is not Status.OK:
             raise LiveError(f"a request of two tokens to the idle server: {result.error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -47,6 +48,16 @@ class Result:
     error: str = ""
     #: When each token of a text answer arrived; tokens that came together have the same time.
     token_s: tuple[float, ...] = ()
+
+    def not_cut(self) -> Result:
+        """Itself, for a caller that a cancellation must end: the client takes one as a hang-up.
+
+        Raises:
+            asyncio.CancelledError: it was cut off.
+        """
+        if self.status is Status.CUT:
+            raise asyncio.CancelledError
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, times rounded to 10 us, those of the tokens to 1 ms."""

@@ -170,6 +170,13 @@ class Study(ABC):
             # Also when the time is up in the middle: what there is can be shown.
             self.runs[experiment.name] = stored_runs(self.store, experiment)
 
+    async def play_by_seed(self, experiments: Sequence[Experiment]) -> None:
+        """All experiments of a seed before the next one, so that what there is when the time is up
+        covers all of them."""
+        for seed in self.config.seeds:
+            for experiment in experiments:
+                await self.play(experiment, only_seed=seed)
+
     def _check_time(self, experiment: Experiment) -> None:
         if time.monotonic() + experiment.run_guess_s > self.until_s:
             raise TimeIsUpError(

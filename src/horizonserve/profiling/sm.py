@@ -214,9 +214,7 @@ async def _answered(live: Live, item: Item, where: str) -> Result:
     Raises:
         LiveError: there was none.
     """
-    result = await live.ask(item)
-    if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
-        raise asyncio.CancelledError
+    result = (await live.ask(item)).not_cut()
     if result.status is not Status.OK:
         raise LiveError(f"a text request {where}: {result.error or result.status.value}")
     return result
@@ -238,15 +236,17 @@ async def _downstream_at_work(live: Live, config: SmConfig, turn: int) -> AsyncI
             if failed:
                 return
 
+    def check() -> None:
+        if failed:
+            raise LiveError(f"an audio request beside the others: {failed[0]}")
+
     tasks = [asyncio.create_task(keep_asking(number)) for number in range(BESIDE)]
     try:
         async with asyncio.timeout(_START_LIMIT_S):
             await started.wait()
-        if failed:
-            raise LiveError(f"an audio request beside the others: {failed[0]}")
+        check()
         yield
-        if failed:
-            raise LiveError(f"an audio request beside the others: {failed[0]}")
+        check()
     except TimeoutError as error:
         raise LiveError(f"no audio within {_START_LIMIT_S:.0f} s") from error
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from horizonserve.bench.server import Server, ServerError, command_line, free_po
 from horizonserve.profile import Model, Profile, kept, place, save
 from horizonserve.profiling.figures import plot
 from horizonserve.profiling.sm import Levels, Measured, SmConfig, choose, sweep
-from horizonserve.spatial.ladder import Die, aligned, existing
+from horizonserve.spatial.driver import levels_here
 from horizonserve.spatial.ladder import choose as choose_levels
 
 #: Everything that a ladder can hold; the sweep chooses within it.
@@ -33,14 +32,7 @@ def planned_levels(backend: str) -> Levels:
     Raises:
         RuntimeError: there is no GPU, or it has no green contexts.
     """
-    if backend == "cores":
-        die = Die(len(os.sched_getaffinity(0)), 1, 1)
-        levels = existing(die, aligned(die))
-    else:
-        from horizonserve.spatial.driver import Device
-
-        device = Device()
-        die, levels = device.die, device.levels()
+    die, levels = levels_here(backend)
     chosen = choose_levels(die, levels, 1, max(1, die.total_sms - 1))
     return [(level.shared_sms, level.downstream_sms) for level in chosen]
 

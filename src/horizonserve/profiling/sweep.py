@@ -8,7 +8,6 @@ enough samples and the interval of its p95 is narrow enough, at one of few looks
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -133,9 +132,7 @@ class Sweep:
         seed = hash((self.effort.seed, index, turn)) % 2**31
         why = ""
         for _ in range(GIVE_UP):
-            result = await self.ask(cell, seed)
-            if result.status is Status.CUT:  # the client takes a cancelled task as a hang-up
-                raise asyncio.CancelledError
+            result = (await self.ask(cell, seed)).not_cut()
             if result.status is Status.OK or _not_taken(result) is not None:
                 return result
             why = result.error

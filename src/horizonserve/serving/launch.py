@@ -75,11 +75,15 @@ def _wrap_validate(
             return
         try:
             settings, _ = load()
+            if settings.scheduler != "default" and settings.profile is not None:
+                from horizonserve.serving import profiles
+
+                # The shared stage would refuse it too, minutes later.
+                profiles.read(settings)
         except ConfigError as error:
             sys.exit(f"horizonserve: {error}")
         os.environ[ENV_SCHEDULER] = settings.scheduler
         if settings.scheduler != "default":
-            _check_profile(settings)
             enable(args, settings)
 
     cls.validate = validate
@@ -93,16 +97,6 @@ def _take_flag(args: Any) -> str | None:
             setattr(args, name, type(explicit)(set(explicit) - {"scheduler"}))
     chosen: str | None = vars(args).pop("scheduler", None)
     return chosen
-
-
-def _check_profile(settings: Settings) -> None:
-    """Refuse at once what the shared stage would refuse minutes later."""
-    from horizonserve.serving import profiles
-
-    try:
-        profiles.read(settings)
-    except ConfigError as error:
-        sys.exit(f"horizonserve: {error}")
 
 
 def _enable_omni(args: Any, settings: Settings) -> None:

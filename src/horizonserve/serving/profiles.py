@@ -25,7 +25,6 @@ def curves(settings: Settings, vllm_config: Any) -> dict[RequestClass, Curve]:
     if settings.profile is None:
         return {}  # and the device is left alone
     found = read(settings, facts.platform(), model(vllm_config))
-    assert found is not None
     # Who says what a class takes is believed, as a start.
     said = settings.estimate_ms
     return {name: curve(one) for name, one in found.classes.items() if name not in said}
@@ -35,14 +34,13 @@ def read(
     settings: Settings,
     platform: profile.Platform | None = None,
     model: profile.Model | None = None,
-) -> profile.Profile | None:
-    """The profile that the settings name; what is None is not compared.
+) -> profile.Profile:
+    """The profile that the settings name, which they must; what is None is not compared.
 
     Raises:
         ConfigError: it is of another platform, model or version, and that was not allowed.
     """
-    if settings.profile is None:
-        return None
+    assert settings.profile is not None
     found = profile.load(settings.profile)
     different = found.differences(
         platform or found.platform, model or found.model, facts.versions()

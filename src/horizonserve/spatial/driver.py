@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from horizonserve.spatial.ladder import Die, Level, existing, requests, smallest
+from horizonserve.spatial.ladder import Die, Level, aligned, existing, requests, smallest
 
 #: First driver with structured splits, and first whose resources report minimum and alignment.
 STRUCTURED_SINCE: Final = 13_010
@@ -203,3 +204,16 @@ class Device:
             # A call that this driver finds malformed must not pass for a die without levels.
             raise refusal or DriverError(self.split_function, f"no level on {self.die}")
         return levels
+
+
+def levels_here(backend: str) -> tuple[Die, tuple[Level, ...]]:
+    """The die of this machine and all its levels: CPU cores for ``cores``, else its first GPU.
+
+    Raises:
+        DriverError: it needs a GPU, and there is none, or none with green contexts.
+    """
+    if backend == "cores":
+        die = Die(len(os.sched_getaffinity(0)), 1, 1)
+        return die, existing(die, aligned(die))
+    device = Device()
+    return device.die, device.levels()
