@@ -2,10 +2,11 @@
 
     python benchmarks/halo_virtual.py --out DIR
 
-*Simulated*: the real scheduler classes; an iteration takes 13 ms + 22 us per token + 0.062 us per token
-of context, which gives the paper's 46 ms for 384 requests of 1,024 tokens of context and 57 ms for
-512. Services and promises are those of the hospital (configs/services/hospital.yaml), the lengths of
-requests assumptions. Every run is stored as it ends; start it again with the same --out to go on.
+*Simulated*: the real scheduler classes; an iteration takes 13 ms + 22 us per token + 0.062 us per
+token of context, which gives the paper's 46 ms for 384 requests of 1,024 tokens of context and 57
+ms for 512. Services and promises are those of the hospital (configs/services/hospital.yaml), the
+lengths of requests assumptions. Every run is stored as it ends; start it again with the same --out
+to go on.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
 
 from horizonserve import instance, services  # noqa: E402
 from horizonserve.bench.intervals import mean_interval  # noqa: E402
+from horizonserve.bench.services_study import kept  # noqa: E402
 from horizonserve.serving.plain import HorizonScheduler  # noqa: E402
-from horizonserve.shaper import Finish, Pace, Releases  # noqa: E402
 from horizonserve.workload.services import HOSPITAL, Call, make_calls  # noqa: E402
 
 TABLE: Final = ROOT / "configs" / "services" / "hospital.yaml"
@@ -122,38 +123,16 @@ def _add(scheduler: Any, name: str, call: Call, zero_s: float) -> None:
     ticket.deadline_s -= late_s
 
 
-def figures(policy: str, calls: Sequence[Call], generated_s: dict[str, list[float]]) -> Any:
-    """Shares of requests whose first token was late, and of tokens that came too long after the
-    one before, as they left for the client; and the 99th percentile of the first as a share of
-    its target."""
-    table = services.load(TABLE)
-    late, firsts, gaps, broken = 0, [], 0, 0
-    for index, call in enumerate(calls):
-        promise = table.promised(call.service, None)
-        left_s = generated_s[f"r{index}"]
-        deadline_s = call.at_s + promise.ttft_s
-        if policy.startswith("halo"):
-            releases = Releases(Pace(deadline_s, promise.tbt_s, finish=Finish.PACE))
-            left_s = [releases.release_s(at_s, 1, finished=False) for at_s in left_s]
-        late += not left_s or left_s[0] > deadline_s + _EPSILON_S
-        firsts.append((left_s[0] - call.at_s) / promise.ttft_s if left_s else np.inf)
-        between_s = np.diff(left_s)
-        gaps += len(between_s)
-        broken += int(np.sum(between_s > promise.tbt_s + _EPSILON_S))
-    return {
-        "requests": len(calls),
-        "late": late / len(calls),
-        "broken": broken / max(1, gaps),
-        "p99": float(np.quantile(firsts, 0.99)),
-    }
-
-
 def run(policy: str, rate_rps: float, seed: int, duration_s: float, burst: bool) -> dict[str, Any]:
     """One run."""
     calls = make_calls(HOSPITAL, rate_rps, duration_s, seed, burst)
     generated_s = play(policy, calls, duration_s + 60.0)
-    return {"policy": policy, "rate_rps": rate_rps, "seed": seed, "burst": burst} | figures(
-        policy, calls, generated_s
+    table = services.load(TABLE)
+    return {"policy": policy, "rate_rps": rate_rps, "seed": seed, "burst": burst} | kept(
+        [table.promised(call.service, None) for call in calls],
+        [[s - call.at_s for s in generated_s[f"r{i}"]] for i, call in enumerate(calls)],
+        held=policy.startswith("halo"),
+        slack_s=_EPSILON_S,
     )
 
 
@@ -161,7 +140,9 @@ def show(console: Console, runs: list[dict[str, Any]]) -> None:
     """Means over the seeds, with 95% intervals."""
     for burst in sorted({one["burst"] for one in runs}):
         arrivals = "bursty" if burst else "Poisson"
-        table = Table(title=f"late first tokens, % (tokens after their TBT, %); {arrivals}, simulated")
+        table = Table(
+            title=f"late first tokens, % (tokens after their TBT, %); {arrivals}, simulated"
+        )
         rates = sorted({one["rate_rps"] for one in runs if one["burst"] is burst})
         for title in ("policy", *(f"{rate:g}/s" for rate in rates)):
             table.add_column(title, justify="left" if title == "policy" else "right")

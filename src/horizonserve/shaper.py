@@ -4,9 +4,9 @@
     asap      R_1 = G_1
               R_k = max(G_k, R_(k-1) + TBT)
 
-for tokens generated at G_k. A piece of several tokens leaves at the release of its first and takes the
-time of all: text cannot be cut, and nothing may be late. At the end of an answer the rest leaves at
-once (``flush``) or as promised (``pace``).
+for tokens generated at G_k. A piece of several tokens leaves at the release of its first and takes
+the time of all: text cannot be cut, and nothing may be late. At the end of an answer the rest
+leaves at once (``flush``) or as promised (``pace``).
 """
 
 from __future__ import annotations

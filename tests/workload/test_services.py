@@ -20,8 +20,12 @@ def test_rate_services_and_lengths_are_as_asked() -> None:
     assert len(calls) == pytest.approx(10_000, rel=0.05)
     counts = Counter(call.service for call in calls)
     assert counts["a"] == pytest.approx(counts["b"], rel=0.05)
-    assert median(c.prompt_tokens for c in calls if c.service == "a") == pytest.approx(100, rel=0.05)
-    assert median(c.answer_tokens for c in calls if c.service == "b") == pytest.approx(200, rel=0.05)
+    assert median(c.prompt_tokens for c in calls if c.service == "a") == pytest.approx(
+        100, rel=0.05
+    )
+    assert median(c.answer_tokens for c in calls if c.service == "b") == pytest.approx(
+        200, rel=0.05
+    )
     assert all(0 <= c.at_s < 500 and c.prompt_tokens >= 1 and c.answer_tokens >= 1 for c in calls)
 
 

@@ -8,11 +8,11 @@ For a layer and a batch size, with the time of each alone under k SMs, t_base(k)
 4. LoRA up while the whole decode step gets shorter, else down;
 5. base likewise.
 
-Only 4 and 5 need the two together: each try is one measurement of a decode step. Blocks come in waves,
-so the time is flat between the counts where a wave falls away, and a walk by single steps would stop
-on the first flat stretch. So the walk goes over those counts only, and past one failure. Both starts
-of ``DROPS`` are tried and the better end is taken; none where it is no shorter than one after
-the other.
+Only 4 and 5 need the two together: each try is one measurement of a decode step. Blocks come in
+waves, so the time is flat between the counts where a wave falls away, and a walk by single steps
+would stop on the first flat stretch. So the walk goes over those counts only, and past one failure.
+Both starts of ``DROPS`` are tried and the better end is taken; none where it is no shorter than one
+after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-#: Within this share of its best: one close to the paper's 10%, and one that leaves the LoRA layer more.
+#: Within this share of its best: one close to the paper's 10%, and one that leaves LoRA more.
 DROPS: Final = (0.05, 0.40)
 CLOSE: Final = 0.05
 #: A walk ends after so many tries in a row that were no better.
@@ -76,7 +76,7 @@ def search(
         room = [k for k in _edges(lora_s) if k <= total_sms - base_sms]
         lora_sms = _walk(lora_sms, room, lambda k, b=base_sms: step_s(b, k))  # type: ignore[misc]
         room = [k for k in _edges(base_s) if k <= total_sms - lora_sms]
-        base_sms = _walk(base_sms, room, lambda k, l=lora_sms: step_s(k, l))  # type: ignore[misc]
+        base_sms = _walk(base_sms, room, lambda k, n=lora_sms: step_s(k, n))  # type: ignore[misc]
         found.append(Partition(base_sms, lora_sms, step_s(base_sms, lora_sms)))
     best = min(found, key=lambda partition: partition.step_s)
     return best if best.step_s < sequential_s else None

@@ -14,6 +14,7 @@ FAMILIES: dict[str, str] = {
     "qwen2.5-omni": "horizonserve.models.qwen2_5_omni",
     "bagel": "horizonserve.models.bagel",
     "mimo-audio": "horizonserve.models.mimo_audio",
+    "llama-lora": "horizonserve.models.llama_lora",
 }
 SIZES: tuple[str, ...] = ("tiny", "small")
 

@@ -2,9 +2,9 @@
 nothing else; decodes go first, prompts take what is left of a fixed batch, nobody sits out.
 
 fcfs     order of arrival (S-LoRA)
-vtc-t    Virtual Token Counter: a service pays for its prompt tokens when a request starts and for each
-         token it gets; the service that has paid least goes next. A service that comes back from
-         idleness is lifted to the least counter of those that wait, so that it cannot save up.
+vtc-t    Virtual Token Counter: a service pays for its prompt tokens when a request starts and for
+         each token it gets; the service that has paid least goes next. A service that comes back
+         from idleness is lifted to the least counter of those that wait: it cannot save up.
 vtc-r    the service with the largest share of late first tokens goes next
 qoserve  earliest TTFT deadline first; the batch is the largest that keeps the strictest TBT
 """
@@ -163,9 +163,7 @@ def strictest_batch_tokens(
         per_token_s = model.decode_s(REFERENCE_CONTEXT_TOKENS)
         fits = (target_s - model.fixed_s) / per_token_s if per_token_s > 0 else most
         return max(len(decodes) + 1, min(most, int(fits)))
-    return max(
-        len(decodes) + 1, tokens_within(model, target_s * (1 - MARGIN), decodes, most)
-    )
+    return max(len(decodes) + 1, tokens_within(model, target_s * (1 - MARGIN), decodes, most))
 
 
 def tokens_within(model: StepModel, target_s: float, decodes: Sequence[Job], most: int) -> int:

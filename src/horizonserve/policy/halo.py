@@ -1,7 +1,7 @@
 """HALO: who computes in an iteration of a server whose services promise TTFT and TBT (HALO 5).
 
-Tokens leave at their release times, so a request has a bank: R_1 = max(G_1, A + TTFT) and
-R_k = max(G_k, R_(k-1) + TBT) for tokens generated at G_k (slack.py). With g tokens generated and T the
+Tokens leave at their release times, so a request has a bank: R_1 = max(G_1, A + TTFT) and R_k =
+max(G_k, R_(k-1) + TBT) for tokens generated at G_k (slack.py). With g tokens generated and T the
 time of the next iteration:
 
     slack = R_g - t          (at the paper's iteration boundaries the same as its Equations 2 and 3:
@@ -16,10 +16,11 @@ Each iteration has B tokens, the largest batch that keeps the strictest TBT:
 3. prompts take what is left, earliest TTFT deadline first;
 4. other decodes take the rest, least slack first; the others sit out this iteration.
 
-B is fixed, or found anew for each iteration from the predicted times: the decodes with the least slack,
-then prompt tokens, for as long as the iteration ends within the strictest TBT. A decode with more than
-``max_bank_s`` in the bank sits out where others compute: its token would be one that its user may never
-wait for, and makes the iteration longer. A request for a later stage (LONG) has no TBT: it is urgent.
+B is fixed, or found anew for each iteration from the predicted times: the decodes with the least
+slack, then prompt tokens, for as long as the iteration ends within the strictest TBT. A decode with
+more than ``max_bank_s`` in the bank sits out where others compute: its token would be one that its
+user may never wait for, and makes the iteration longer. A request for a later stage (LONG) has no
+TBT: it is urgent.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def _enable_plain(args: Any, settings: Settings) -> None:
     adapters = {service.adapter or name for name, service in table.services.items()}
     if getattr(args, "enable_lora", False) and len(adapters) > args.max_loras:
         sys.exit(
-            f"horizonserve: services={settings.services!r}: {len(adapters)} services have an adapter"
-            f" each, but --max-loras={args.max_loras}; give --max-loras {len(adapters)}"
+            f"horizonserve: services={settings.services!r}: {len(adapters)} services have an"
+            f" adapter each, but --max-loras={args.max_loras}; give --max-loras {len(adapters)}"
         )
     _pace(settings, table)
 

@@ -7,8 +7,8 @@ Two patches of vLLM's engine client, in every process that has one:
   before it waits: detokenizing, stop strings and vLLM's own metrics keep generation times. When
   tokens left is counted apart.
 
-Not paced: requests without streaming (``FINAL_ONLY``, ``CUMULATIVE``), with n > 1, and sessions whose
-input is a stream. Errors and aborts pass at once.
+Not paced: requests without streaming (``FINAL_ONLY``, ``CUMULATIVE``), with n > 1, and sessions
+whose input is a stream. Errors and aborts pass at once.
 """
 
 from __future__ import annotations
