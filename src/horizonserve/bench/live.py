@@ -26,6 +26,8 @@ _NUDGE_LIMIT_S: Final = 60.0
 #: Requests that the front end follows. The stages' own gauges keep their last value when a stage
 #: goes idle after an abort, so they cannot tell.
 _GAUGES: Final = ("vllm_omni:num_requests_running{", "vllm_omni:num_requests_waiting{")
+#: Where vLLM-Omni is not there, the engine's are the front end's.
+_PLAIN_GAUGES: Final = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 #: One look at the stage processes: so many samples, of which so many may find one at work.
 _SAMPLES, _AT_WORK, _SAMPLE_S = 15, 3, 0.1
 
@@ -141,7 +143,9 @@ class Live:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerError(f"{self.server.url}/metrics: {error!r}") from error
-        lines = [line for line in text.splitlines() if line.startswith(_GAUGES)]
+        every = text.splitlines()
+        lines = [line for line in every if line.startswith(_GAUGES)]
+        lines = lines or [line for line in every if line.startswith(_PLAIN_GAUGES)]
         if not lines:
             raise ServerError(f"{self.server.url}/metrics: has none of {', '.join(_GAUGES)}")
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

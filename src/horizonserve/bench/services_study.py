@@ -243,3 +243,39 @@ def kept(
         "broken": broken / max(1, gaps),
         "p99": float(np.quantile(firsts, 0.99)) if firsts else 0.0,
     }
+
+
+async def delivery(
+    live: Live, model: str, tbt_ms: float, ttft_ms: float = 1_000.0, streams: int = 4
+) -> dict[str, float]:
+    """How far delivered tokens are from their promises, with a few streams on an idle server.
+
+    Each stream leaves at its own time; ``first_ms``: how far a first token is from its deadline.
+    """
+    xargs = {"ttft_ms": ttft_ms, "tbt_ms": tbt_ms}
+    call = Call(0.0, model, 32, max(24, round(5_000 / tbt_ms)))
+
+    async def one(index: int) -> Result:
+        await asyncio.sleep(index * 0.37 * tbt_ms / 1e3)
+        return await send(
+            live.session,
+            live.server,
+            Item(0.0, RequestClass.T2T, call.prompt_tokens, call.answer_tokens, index),
+            index=index,
+            scheduled_s=time.monotonic(),
+            limit_s=LIMIT_S,
+            payload=payload(call, index, xargs),
+        )
+
+    found = await asyncio.gather(*(one(index) for index in range(streams)))
+    if wrong := [one.error for one in found if one.status is not Status.OK]:
+        raise LiveError(f"a request to the idle server: {wrong[0]}")
+    gaps_ms = 1e3 * np.concatenate([np.diff(one.token_s) for one in found])
+    off_ms = np.abs(gaps_ms - tbt_ms)
+    first_ms = [abs(1e3 * one.token_s[0] - ttft_ms) for one in found]
+    return {
+        "tokens": float(len(gaps_ms)),
+        "p50_ms": float(np.quantile(off_ms, 0.5)),
+        "p99_ms": float(np.quantile(off_ms, 0.99)),
+        "first_ms": float(np.quantile(first_ms, 0.99)),
+    }
