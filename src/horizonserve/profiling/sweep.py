@@ -24,6 +24,8 @@ from horizonserve.slo import Output, RequestClass
 #: A class whose requests fail so often, one after another, is given up.
 GIVE_UP: Final = 3
 _ANSWER_NEEDS: Final = "the stream ended without"
+#: vLLM's words for a model without that kind of input; some pipelines send them as a 500.
+_NONE_OF_IT: Final = "At most 0 "
 
 
 class Ask(Protocol):
@@ -155,6 +157,6 @@ def _not_taken(result: Result) -> str | None:
     # Of the other answers, 401 or 404 speak of the server; 408, 429 and 5xx pass, or do not. A
     # text where audio was asked for is a pipeline that has none.
     refused = re.match(r"HTTP (400|413|422)\b", result.error)
-    if refused or result.error.startswith(_ANSWER_NEEDS):
+    if refused or _NONE_OF_IT in result.error or result.error.startswith(_ANSWER_NEEDS):
         return result.error
     return None
