@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from known_machine import CLASSES, TOKEN_S, Machine, first_s
 
+from horizonserve.bench.result import Result
 from horizonserve.profiling.fit import FEWEST, profiles
 from horizonserve.profiling.plan import Cell, Grid, cells
 from horizonserve.profiling.samples import Samples, SamplesError, sweep_of
@@ -123,10 +125,19 @@ def test_damaged_samples_are_refused(tmp_path: Path) -> None:
         Samples(path, FACTS)
 
 
-def test_what_the_pipeline_does_not_take_is_left_out(machine: Machine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "no",
+    [
+        "HTTP 400: no audio here",
+        'HTTP 500: {"error":{"message":"At most 0 audio(s) may be provided in one prompt."}}',
+    ],
+)
+def test_what_the_pipeline_does_not_take_is_left_out(
+    machine: Machine, tmp_path: Path, no: str
+) -> None:
     def error(cell: Cell) -> str | None:
         if cell.request_class is RequestClass.A2T:
-            return "HTTP 400: At most 0 audio(s) may be provided in one prompt."
+            return no
         if cell.request_class is RequestClass.T2A:
             return "the stream ended without audio"
         return "HTTP 400: too long" if cell.prompt_words > 500 else None
@@ -173,3 +184,33 @@ def test_what_was_measured_before_the_server_died_is_kept(tmp_path: Path) -> Non
     with pytest.raises(ServerGoneError):
         swept(machine, Samples(path, FACTS))
     assert len(Samples(path, FACTS).samples) == 20
+
+
+def test_text_goes_on_with_the_rest_and_its_interval_holds_a_drift(tmp_path: Path) -> None:
+    machine = Machine(noise=0.0)
+    plain = Samples(tmp_path / "plain.jsonl", FACTS)
+    swept(machine, plain)
+    # Every size six times beside the warm-up: nothing is noisy, nothing takes longer.
+    assert len(machine.asked) == (1 + FEWEST) * len(PLAN)
+    steady = profiles(PLAN, plain.taken(), 5.0)[RequestClass.T2T]
+
+    class Drifting(Machine):
+        """Becomes slower by a fifth, and its speech takes any time."""
+
+        async def __call__(self, cell: Cell, seed: int) -> Result:
+            self.noise = 0.6 if cell.request_class is RequestClass.T2A else 0.0
+            result = await super().__call__(cell, seed)
+            assert result.first_s is not None
+            slow = 1 + 0.2 * min(1.0, len(self.asked) / 300)
+            return replace(result, first_s=slow * result.first_s)
+
+    samples = Samples(tmp_path / "drift.jsonl", FACTS)
+    sweep = Sweep(PLAN, samples, Drifting(), Effort(time.monotonic() + 60, precision=0.2))
+    assert asyncio.run(sweep.run())
+    turns = [
+        {s.turn for s in samples.taken() if PLAN[s.cell].request_class is name} for name in CLASSES
+    ]
+    assert turns[0] == turns[1] == turns[2] and len(turns[0]) > FEWEST
+    text = profiles(PLAN, samples.taken(), 5.0)[RequestClass.T2T]
+    assert text.solo_p95_low_ms == pytest.approx(steady.solo_p95_ms * 1.07, rel=0.1)
+    assert text.solo_p95_high_ms - text.solo_p95_low_ms > 0.03 * text.solo_p95_ms

@@ -188,9 +188,24 @@ def test_policies_slots_and_budget_change_under_load_without_losing_a_request(
     assert found(server).applied
 
 
-def spatial(server: Server) -> dict[str, Any]:
+async def spatial(server: Server) -> dict[str, Any]:
+    """What the record says and where the threads are.
+
+    A stage says which level it takes and then moves, so the two may differ for a moment.
+    """
     one = found(server)
-    return report(one.identity["spatial"], one.settings)
+    until_s = time.monotonic() + 5
+    while True:
+        said = report(one.identity["spatial"], one.settings)
+        for stage in said["stages"].values():
+            stage["cores"] = os.sched_getaffinity(stage["pid"])
+        if time.monotonic() > until_s or all(
+            len(stage["cores"]) == (stage["level"][index != "0"] or stage["level"][0])
+            for index, stage in said["stages"].items()
+            if stage["level"]
+        ):
+            return said
+        await asyncio.sleep(0.005)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be split")
@@ -207,10 +222,7 @@ def test_spatial_control_caps_both_sides_and_can_be_switched_off(server: Server)
             while not all(task.done() for task in long):
                 status, _ = await post(server, session, chat(max_tokens=2))
                 assert status == 200
-                said = spatial(server)
-                for stage in said["stages"].values():
-                    stage["cores"] = os.sched_getaffinity(stage["pid"])
-                seen.append(said)
+                seen.append(await spatial(server))
             assert [status for status, _ in await asyncio.gather(*long)] == [200] * 4
             return seen
 

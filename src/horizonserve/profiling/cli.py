@@ -210,9 +210,9 @@ def show(console: Console, profile: Profile) -> None:
             f"{one.slo_ms:.4g}",
             "" if one.tpot_p50_ms is None else f"{one.tpot_p50_ms:.3g}",
         )
-    for name, why in profile.failed.items():
-        table.add_row(name.value, "failed", why[:60])
     console.print(table)
+    for name, why in profile.failed.items():
+        console.print(f"{name.value} failed: {why}", highlight=False, markup=False)
 
 
 def _show_plan(

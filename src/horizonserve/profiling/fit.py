@@ -3,7 +3,8 @@
 Of a class, with its samples in rounds (each size once):
 
     solo p50, p95       of all samples together, every size alike
-    interval of p95     bootstrap over rounds, so that a drift of the machine is in it
+    interval of p95     bootstrap over FEWEST blocks of consecutive rounds, so that a drift of the
+                        machine is in it
     prompt tokens       of a size: what the text class of the same input counted for it
     b                   first response per answer token: least squares of the medians of its sizes
                         on (1, prompt tokens, answer tokens), no coefficient below 0; 0 for text
@@ -16,7 +17,7 @@ The last two say where the time goes; they are not measured in the stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -32,21 +33,27 @@ from horizonserve.slo import Output, RequestClass
 FEWEST: Final = 6
 
 
-def is_look(rounds: int) -> bool:
-    """Whether a class may be done after so many rounds: FEWEST, and each doubling of it.
+def looks(rounds: int) -> Iterator[int]:
+    """After how many of these rounds a class could be done: FEWEST, and each doubling of it.
 
     An interval that is looked at after every round is narrow by chance some time.
     """
-    times, rest = divmod(rounds, FEWEST)
-    return rest == 0 and times.bit_count() == 1
+    look = FEWEST
+    while look <= rounds:
+        yield look
+        look *= 2
 
 
 def p95_interval(samples: Sequence[Sample]) -> Interval | None:
     """95% interval of the p95 of a class; None without two rounds."""
-    rounds: dict[int, list[float]] = {}
+    rounds = sorted({sample.turn for sample in samples})
+    if len(rounds) < 2:
+        return None
+    blocks: dict[int, list[float]] = {}
     for sample in samples:
-        rounds.setdefault(sample.turn, []).append(sample.first_s)
-    return block_quantile([list(rounds.values())], 0.95) if len(rounds) > 1 else None
+        block = rounds.index(sample.turn) * FEWEST // max(FEWEST, len(rounds))
+        blocks.setdefault(block, []).append(sample.first_s)
+    return block_quantile([list(blocks.values())], 0.95)
 
 
 def relative_width(samples: Sequence[Sample]) -> float:
