@@ -210,7 +210,7 @@ class Settings(BaseSettings):
     @property
     def lends(self) -> bool:
         """Whether slots are lent."""
-        return (self.lending and self.scheduler == "horizon") or self.scheduler == "halo"
+        return self.lending and self.scheduler == "horizon"
 
     @property
     def serves_services(self) -> bool:

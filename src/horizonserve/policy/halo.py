@@ -1,8 +1,8 @@
 """HALO: who computes in an iteration of a server whose services promise TTFT and TBT (HALO 5).
 
-Tokens leave at their release times, so a request has a bank: R_1 = max(G_1, A + TTFT) and R_k =
-max(G_k, R_(k-1) + TBT) for tokens generated at G_k (slack.py). With g tokens generated and T the
-time of the next iteration:
+Tokens leave at their release times, so a request has a bank: R_1 = max(G_1, A + TTFT) and
+R_k = max(G_k, R_(k-1) + TBT) for tokens generated at G_k (slack.py). With g tokens generated and T
+the time of the next iteration:
 
     slack = R_g - t          (at the paper's iteration boundaries the same as its Equations 2 and 3:
                              + TBT - T where it computed, - T where it did not)
@@ -21,18 +21,32 @@ slack, then prompt tokens, for as long as the iteration ends within the strictes
 more than ``max_bank_s`` in the bank sits out where others compute: its token would be one that its
 user may never wait for, and makes the iteration longer. A request for a later stage (LONG) has no
 TBT: it is urgent.
+
+Decodes are arrays, one entry each: with hundreds of them everything else in this file costs less
+than looking at each of them would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from horizonserve.policy.baselines import MARGIN
 from horizonserve.policy.batch import Load, StepModel
-from horizonserve.policy.lending import Job, Plan
+from horizonserve.policy.lending import Job
 from horizonserve.slo import Path
+
+#: Waiting requests that enter in one iteration at most; it has a token for hardly as many.
+MOST_ENTER: Final = 32
+#: Sums of thirds and fifths do not come out even.
+_ROUNDING: Final = 1e-9
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,31 @@ class HaloLimits:
     max_bank_s: float = inf
 
 
+class Decodes(NamedTuple):
+    """Requests that generate, one entry each; times in seconds on one clock."""
+
+    #: R_g, with the tokens that steps under way will generate; -inf without a promised TBT.
+    released_s: Floats
+    tbt_s: Floats
+    context_tokens: Floats
+
+
+class Iteration(NamedTuple):
+    """What an iteration is to do."""
+
+    #: Indices of the decodes by slack; the first ``computing`` of them compute, the others sit out.
+    order: NDArray[np.intp]
+    computing: int
+    #: Prompts that run already, earliest deadline first, and those that enter.
+    prefills: list[Job]
+    enter: list[Job]
+    tokens: int
+    #: T: how long it will take.
+    limit_s: float
+    #: Sum of the contexts that the computing decodes read.
+    context_tokens: float
+
+
 class Halo:
     """Plans iterations; times in seconds on the clock of the tickets."""
 
@@ -55,50 +94,65 @@ class Halo:
         self.model = model
         self.limits = limits
 
-    def plan(self, running: Sequence[Job], waiting: Sequence[Job], now_s: float) -> Plan:
+    def plan(
+        self,
+        decodes: Decodes,
+        prefills: Sequence[Job],
+        waiting: Callable[[int], Sequence[Job]],
+        now_s: float,
+    ) -> Iteration:
         """The plan of an iteration that starts now.
 
-        ``waiting``: those that slots and KV blocks last for, earliest deadline first.
+        ``waiting``: at most so many that slots and KV blocks last for, earliest deadline first.
         """
-        slack_s = {job: bank_s(job, now_s) for job in running if job.decode}
-        decodes = sorted(slack_s, key=slack_s.__getitem__)
-        prefills = sorted((job for job in running if not job.decode), key=_deadline_s)
-        batch_tokens = self._batch_tokens(decodes)
-        enter = self._admitted(running, waiting, batch_tokens)
+        slack_s = decodes.released_s - now_s
+        order = np.argsort(slack_s, kind="stable")
+        slack_s = slack_s[order]
+        contexts = decodes.context_tokens[order]
+        batch_tokens = self._batch_tokens(contexts)
+        enter = self._admitted(decodes, prefills, waiting, batch_tokens)
         wanted = sum(job.tokens for job in (*prefills, *enter))
-        limit_s = self._iteration_s(decodes, wanted, batch_tokens)
+        limit_s = self._iteration_s(contexts[:batch_tokens], wanted, batch_tokens)
 
-        urgent = [job for job in decodes if slack_s[job] < limit_s]
-        room = max(0, batch_tokens - len(urgent) - wanted)
-        others = decodes[len(urgent) :]
-        saving = [job for job in others if slack_s[job] <= self.limits.max_bank_s]
-        run = urgent + saving[:room]
-        if not (run or wanted):
-            run = others[:batch_tokens]
-        chosen = set(run)
-        return Plan(
-            run=run + prefills,
-            lend=[job for job in decodes if job not in chosen],
+        urgent = int(np.searchsorted(slack_s, limit_s, side="left"))
+        saving = int(np.searchsorted(slack_s, self.limits.max_bank_s, side="right"))
+        room = max(0, batch_tokens - urgent - wanted)
+        computing = max(urgent, min(saving, urgent + room))
+        if not (computing or wanted):
+            computing = min(len(order), batch_tokens)
+        return Iteration(
+            order=order,
+            computing=computing,
+            prefills=sorted(prefills, key=_deadline_s),
             enter=enter,
-            tokens=max(1, min(batch_tokens, sum(job.tokens for job in run) + wanted)),
+            tokens=max(1, min(batch_tokens, computing + wanted)),
             limit_s=limit_s,
-            given_up=0,
+            context_tokens=float(contexts[:computing].sum()),
         )
 
     def _admitted(
-        self, running: Sequence[Job], waiting: Sequence[Job], batch_tokens: int
+        self,
+        decodes: Decodes,
+        prefills: Sequence[Job],
+        waiting: Callable[[int], Sequence[Job]],
+        batch_tokens: int,
     ) -> list[Job]:
         """The earliest of the waiting for which there is capacity; nobody is passed over."""
-        free = batch_tokens - sum(map(self._use, running))
+        least_s = self.limits.tbt_min_s
+        free = batch_tokens - float(np.minimum(1.0, least_s / decodes.tbt_s).sum())
+        free -= sum(map(self._use, prefills))
+        idle = not (len(decodes.tbt_s) or prefills)
+        if free <= 0 and not idle:
+            return []
+        some = waiting(MOST_ENTER)
         admitted = []
-        for job in waiting:
+        for job in some:
             free -= self._use(job)
-            # Sums of thirds and fifths do not come out even.
-            if free < -1e-9:
+            if free < -_ROUNDING:
                 break
             admitted.append(job)
         # Where nobody runs, one that needs more than there is must not wait for ever.
-        return admitted or list(waiting[: not running])
+        return admitted or list(some[:idle])
 
     def _use(self, job: Job) -> float:
         """Share of a place in every iteration that keeps the request's TBT."""
@@ -106,38 +160,32 @@ class Halo:
             return 1.0
         return min(1.0, self.limits.tbt_min_s / job.ticket.tbt_s)
 
-    def _batch_tokens(self, decodes: Sequence[Job]) -> int:
-        """B of this iteration; ``decodes`` by slack."""
+    def _batch_tokens(self, contexts: Floats) -> int:
+        """B of this iteration; ``contexts`` of the decodes by slack."""
         most = self.limits.most_tokens
         if self.limits.batch_tokens is not None:
             return min(most, self.limits.batch_tokens)
-        left_s = (1 - MARGIN) * self.limits.tbt_min_s - self.model.fixed_s
-        for count, job in enumerate(decodes):
-            left_s -= self.model.decode_s(job.context_tokens)
-            if left_s < 0:
-                return max(1, min(most, count))
-        token_s = self.model.prefill_s(1, 0)
+        model = self.model
+        left_s = (1 - MARGIN) * self.limits.tbt_min_s - model.fixed_s
+        ends_s = np.cumsum(model.decode_s(0) + (model.decode_s(1) - model.decode_s(0)) * contexts)
+        fit = int(np.searchsorted(ends_s, left_s, side="right"))
+        if fit < len(contexts):
+            return max(1, min(most, fit))
+        if fit:
+            left_s -= float(ends_s[-1])
+        token_s = model.prefill_s(1, 0)
         more = int(min(most, max(0.0, left_s) / token_s)) if token_s > 0 else most
-        return max(1, min(most, len(decodes) + more))
+        return max(1, min(most, fit + more))
 
-    def _iteration_s(self, decodes: Sequence[Job], wanted: int, batch_tokens: int) -> float:
+    def _iteration_s(self, contexts: Floats, wanted: int, batch_tokens: int) -> float:
         """T: how long a full iteration will take."""
-        some = decodes[:batch_tokens]
         load = Load(
-            decodes=len(some),
-            prefill_tokens=min(wanted, batch_tokens - len(some)),
-            attention=float(sum(job.context_tokens for job in some)),
+            decodes=len(contexts),
+            prefill_tokens=min(wanted, batch_tokens - len(contexts)),
+            attention=float(contexts.sum()),
             co_run=self.model.co_run,
         )
         return self.model.step_s(load)
-
-
-def bank_s(job: Job, now_s: float) -> float:
-    """Slack of a decode: for how long its user has tokens, those under way included."""
-    ticket = job.ticket
-    if ticket.path is Path.LONG:
-        return -inf
-    return ticket.due_s(job.in_flight) - ticket.tbt_s - now_s
 
 
 def _deadline_s(job: Job) -> float:

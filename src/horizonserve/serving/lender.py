@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,9 +10,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from horizonserve.config import Settings
-from horizonserve.policy.baselines import strictest_batch_tokens
 from horizonserve.policy.batch import StepModel
-from horizonserve.policy.halo import Halo, HaloLimits
 from horizonserve.policy.lending import Job, Lending, Limits, Plan
 from horizonserve.policy.lengths import Lengths
 from horizonserve.policy.slack import Ticket
@@ -27,6 +25,7 @@ from horizonserve.serving.steps import (
     free_blocks,
     job_of,
     load_of,
+    spare_blocks,
     with_adapters,
     with_blocks,
 )
@@ -84,23 +83,9 @@ class Lender(QueueView):
         super()._use(settings)
         self._lends_now = False
         # Every other policy counts on the order of arrival.
-        self.running.sort(key=_arrival_s)
+        self.running.sort(key=arrival_s)
         self._step_clock = StepClock(self._model, lambda: self._clock())
-        self._lending: Lending | Halo = self._planner(settings)
-
-    def _planner(self, settings: Settings) -> Lending | Halo:
-        """What plans the steps under these settings."""
-        if settings.scheduler == "halo":
-            return Halo(
-                self._model,
-                HaloLimits(
-                    tbt_min_s=self._services.strictest_tbt_s,
-                    most_tokens=self.max_num_scheduled_tokens,
-                    batch_tokens=None if settings.dynamic_budget else settings.token_budget,
-                    max_bank_s=settings.max_bank_s,
-                ),
-            )
-        return Lending(
+        self._lending = Lending(
             self._model,
             Limits(
                 tokens=self.max_num_scheduled_tokens,
@@ -112,8 +97,6 @@ class Lender(QueueView):
         )
 
     def _schedule_policy(self, throttle_prefills: bool, free: int) -> Any:
-        if self._baseline is not None:
-            return self._baseline_step(throttle_prefills, free)
         if not self._settings.lends:
             return super()._schedule_policy(throttle_prefills, free)
         waits = free > 0 and (self.waiting or self.skipped_waiting)
@@ -121,11 +104,12 @@ class Lender(QueueView):
         start_s = self._step_clock.start_s()
         self._model.co_run = hooks.shared is not None and hooks.shared.co_runs
         plan = self._lending.plan(self._jobs(self.running), self._jobs(shown), start_s)
-        if self._moves_on and self._blocks_last(plan):
+        if self._moves_on and self._blocks_last(plan.tokens, len(plan.run) + len(plan.enter)):
             self._lends_now = bool(plan.lend)
-            output = self._planned_step(throttle_prefills, plan, shown)
+            self._lease(plan)
+            output = self._enter(throttle_prefills, plan.enter, plan.tokens, shown)
         else:
-            self.running.sort(key=_arrival_s)
+            self.running.sort(key=arrival_s)
             output = self._step(throttle_prefills, shown)
         self._plan = plan
         self._advanced = len(output.num_scheduled_tokens)
@@ -133,28 +117,11 @@ class Lender(QueueView):
         if self._advanced:
             for name in output.num_scheduled_tokens:
                 self.requests[name].horizonserve_ticket.served_s = start_s
-            self._time(output, start_s)
+            load = load_of(output, self.requests, self._model.co_run)
+            self._step_clock.scheduled(output, load, start_s)
             if self._step_log is not None:
                 self._step_log.add(entry(plan, self._clock()))
         return output
-
-    def _baseline_step(self, throttle_prefills: bool, free: int) -> Any:
-        """A step of one of HALO's baselines: an order, and of QoServe a batch size."""
-        start_s = self._step_clock.start_s()
-        tokens = self.max_num_scheduled_tokens
-        if self._settings.scheduler.startswith("qoserve"):
-            static = self._settings.scheduler == "qoserve-static"
-            tokens = strictest_batch_tokens(self._model, self._jobs(self.running), tokens, static)
-        with self._at_most(tokens):
-            output = super()._schedule_policy(throttle_prefills, free)
-        if output.num_scheduled_tokens:
-            self._time(output, start_s)
-        return output
-
-    def _time(self, output: Any, start_s: float) -> None:
-        """Learn from this step when it ends."""
-        load = load_of(output, self.requests, self._model.co_run)
-        self._step_clock.scheduled(output, load, start_s)
 
     @contextmanager
     def _at_most(self, tokens: int) -> Iterator[None]:
@@ -166,13 +133,15 @@ class Lender(QueueView):
         finally:
             self.max_num_scheduled_tokens = budget
 
-    def _planned_step(self, throttle_prefills: bool, plan: Plan, shown: list[Any]) -> Any:
-        self._lease(plan)
+    def _enter(
+        self, throttle_prefills: bool, enter: Sequence[Job], tokens: int, shown: list[Any]
+    ) -> Any:
+        """A step in which nobody enters but these."""
         # Companions enter with their parents; what is not fresh was never held back.
-        place = {job.ticket: place for place, job in enumerate(plan.enter)}
+        place = {job.ticket: place for place, job in enumerate(enter)}
         shown = [r for r in shown if r.horizonserve_ticket in place or not is_fresh(r)]
         shown.sort(key=lambda r: place[r.horizonserve_ticket] if is_fresh(r) else -1)
-        with self._at_most(plan.tokens):
+        with self._at_most(tokens):
             return self._step(throttle_prefills, shown)
 
     def _step(self, throttle_prefills: bool, shown: list[Any]) -> Any:
@@ -191,23 +160,29 @@ class Lender(QueueView):
             shown = with_adapters(shown, self.running, self.lora_config.max_loras)
         # Without leases the stock rule holds, which counts on answers that end early.
         if self._lends_now:
-            shown = with_blocks(shown, self.running, self._lengths, self)
+            shown = with_blocks(shown, self._spare_blocks(), self._lengths, self)
         return shown[:free]
 
-    def _blocks_last(self, plan: Plan) -> bool:
-        """Whether there are KV blocks for this step."""
-        need = blocks(self, plan.tokens) + blocks(self, 0) * len(plan.run + plan.enter)
-        return free_blocks(self) >= need
+    def _spare_blocks(self) -> int:
+        """KV blocks that all who run are expected to leave."""
+        return spare_blocks(self.running, self._lengths, self)
+
+    def _blocks_last(self, tokens: int, requests: int) -> bool:
+        """Whether there are KV blocks for a step of so many tokens of so many requests."""
+        return free_blocks(self) >= blocks(self, tokens) + blocks(self, 0) * requests
 
     def _lease(self, plan: Plan) -> None:
-        until = self.current_step + 2  # vLLM counts this step before it looks
-        for job in plan.lend:
-            job.request.next_decode_eligible_step = max(
-                job.request.next_decode_eligible_step, until
-            )
-        self._lent += len(plan.lend)
+        self._sit_out([job.request for job in plan.lend])
         rank = {job.request: place for place, job in enumerate(plan.run)}
         self.running.sort(key=lambda request: rank.get(request, len(rank)))
+
+    def _sit_out(self, requests: Sequence[Any]) -> None:
+        """Leave these out of this step."""
+        until = self.current_step + 2  # vLLM counts this step before it looks
+        for request in requests:
+            if request.next_decode_eligible_step < until:
+                request.next_decode_eligible_step = until
+        self._lent += len(requests)
 
     def _update_request_with_output(
         self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
@@ -219,9 +194,6 @@ class Lender(QueueView):
             now_s = self._clock()
             if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
                 self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
-            if tokens and self._baseline is not None:
-                first = ticket.released_s is None
-                self._baseline.generated(ticket, len(tokens), first, now_s)
             ticket.token(now_s, len(tokens))
         return tokens, stopped
 
@@ -272,7 +244,8 @@ def _ticket(request: Any) -> Ticket | None:
     return ticket
 
 
-def _arrival_s(request: Any) -> float:
+def arrival_s(request: Any) -> float:
+    """When a request arrived; every policy but lending counts on this order."""
     return float(request.horizonserve_ticket.arrival_s)
 
 

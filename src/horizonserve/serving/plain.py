@@ -7,18 +7,19 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from horizonserve.serving.lender import Events, Lender
+from horizonserve.serving.halo import HaloLender
+from horizonserve.serving.lender import Events
 
 
-class HorizonScheduler(Events, Lender, Scheduler):
+class HorizonScheduler(Events, HaloLender, Scheduler):
     """Synchronous."""
 
 
-class HorizonAsyncScheduler(Events, Lender, AsyncScheduler):
+class HorizonAsyncScheduler(Events, HaloLender, AsyncScheduler):
     """Asynchronous: the next step is scheduled while this one runs."""
 
 
-def scheduler(*, vllm_config: Any, **kwargs: Any) -> Lender:
+def scheduler(*, vllm_config: Any, **kwargs: Any) -> HaloLender:
     """Make the scheduler that the server's final configuration asks for."""
     asynchronous = vllm_config.scheduler_config.async_scheduling
     cls = HorizonAsyncScheduler if asynchronous else HorizonScheduler

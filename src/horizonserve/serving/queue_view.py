@@ -14,9 +14,8 @@ from vllm.v1.request import RequestStatus
 
 import horizonserve
 from horizonserve import services
-from horizonserve.config import BASELINES, Settings, load
+from horizonserve.config import Settings, load
 from horizonserve.instance import Counters, Record
-from horizonserve.policy.baselines import Order, order_of
 from horizonserve.policy.edf import earliest_deadline_first
 from horizonserve.policy.estimate import Estimator
 from horizonserve.policy.slack import Ticket
@@ -56,8 +55,6 @@ class QueueView(Scheduler):
     # vLLM-Omni's own tests make schedulers without __init__; those stay stock.
     _admission: Admission | None = None
     _hidden = 0
-    #: The order of HALO's baselines, where one of them is in use.
-    _baseline: Order | None = None
     _clock: Callable[[], float] = staticmethod(time.monotonic)
 
     # What only a vLLM-Omni stage has: see schedulers.py. Plain vLLM must not import vLLM-Omni,
@@ -149,13 +146,6 @@ class QueueView(Scheduler):
     def _use(self, settings: Settings) -> None:
         """Run under these settings from this step on."""
         assert self._admission is not None
-        # What a baseline has counted stays as long as it is in use.
-        if settings.scheduler in BASELINES and (
-            self._baseline is None or settings.scheduler != self._settings.scheduler
-        ):
-            self._baseline = order_of(settings.scheduler)
-        elif settings.scheduler not in BASELINES:
-            self._baseline = None
         self._settings = settings
         self._admission.use(settings)
         if hooks.shared is not None:
@@ -180,8 +170,6 @@ class QueueView(Scheduler):
             ticket = self._admission.admit(request, self.requests)
             if ticket.path is Path.SHORT:
                 self._temporal.saw_short(self._clock())
-            if self._baseline is not None:
-                self._baseline.arrived(ticket, (r.horizonserve_ticket for r in self.waiting))
             self._fresh.add(request)
         super().add_request(request)
 
@@ -258,28 +246,29 @@ class QueueView(Scheduler):
             if request.status is RequestStatus.RUNNING:
                 ticket = request.horizonserve_ticket
                 if not ticket.started:
-                    ticket.started, ticket.entered_s = True, self._clock()
-                    if self._baseline is not None:
-                        self._baseline.started(ticket)
+                    self._start(ticket)
                 self._temporal.entered(ticket.path)
                 self._admitted += 1
                 self._admitted_long += ticket.path is Path.LONG
         self._fresh.took(left)
+
+    def _start(self, ticket: Ticket) -> None:
+        """A group is in its first step."""
+        ticket.started, ticket.entered_s = True, self._clock()
 
     def _choose(self, free: int) -> list[Any]:
         """The visible requests of ``waiting`` and ``skipped_waiting``."""
         fresh = self._fresh
         fresh.sync(self.waiting, self.skipped_waiting, self.running)
         parked = (request for request in self.skipped_waiting if not is_fresh(request))
-        return [*fresh.ahead, *parked, *fresh.of(self._order(free))]
-
-    def _order(self, free: int) -> list[Ticket]:
-        fresh = self._fresh
         limit = len(fresh.groups) if self._passes_over or self.skipped_waiting else free
-        if self._settings.scheduler in ("edf", "halo"):
+        return [*fresh.ahead, *parked, *fresh.of(self._order(limit))]
+
+    def _order(self, limit: int) -> list[Ticket]:
+        """The groups that may enter, first to last."""
+        fresh = self._fresh
+        if self._settings.scheduler == "edf":
             return earliest_deadline_first(fresh.groups, limit)
-        if self._baseline is not None:
-            return self._baseline.order(fresh.tickets, self._clock())[:limit]
         self._view = self._temporal.view(
             fresh.groups,
             self._clock(),

@@ -9,7 +9,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
 
 from horizonserve.serving import compat
-from horizonserve.serving.lender import Events, Lender
+from horizonserve.serving.halo import HaloLender
+from horizonserve.serving.lender import Events
 from horizonserve.serving.pipelines import final_outputs
 
 
@@ -30,10 +31,10 @@ def route(request: Any) -> tuple[int, bool]:
     return final_stage.scalar_data if final_stage else 0, bool(forced and forced.scalar_data)
 
 
-class OmniLender(Lender):
-    """``Lender`` that reads what vLLM-Omni sends along with a request."""
+class OmniLender(HaloLender):
+    """``HaloLender`` that reads what vLLM-Omni sends along with a request."""
 
-    _needs = Lender._needs + compat.OMNI_SCHEDULER
+    _needs = HaloLender._needs + compat.OMNI_SCHEDULER
     _route = staticmethod(route)
     _final_outputs = staticmethod(final_outputs)
 

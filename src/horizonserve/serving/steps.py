@@ -136,27 +136,31 @@ def _adapter(request: Any) -> int:
     return request.lora_request.lora_int_id if request.lora_request else 0
 
 
-def with_blocks(
-    shown: Iterable[Any], running: Iterable[Any], lengths: Lengths, scheduler: Any
-) -> list[Any]:
-    """Those of ``shown`` that KV blocks last for to their end, beside the ends of all that run.
+def end_blocks(request: Any, lengths: Lengths, scheduler: Any) -> int:
+    """KV blocks that a request is expected to take yet; hardly one is as long as it may be."""
+    generated = request.num_output_tokens
+    expected = lengths.to_generate(
+        request.horizonserve_ticket.request_class, generated, request.max_tokens - generated
+    )
+    return blocks(scheduler, request.num_tokens + expected - request.num_computed_tokens)
+
+
+def spare_blocks(running: Iterable[Any], lengths: Lengths, scheduler: Any) -> int:
+    """KV blocks that are free when all who run have got to their expected ends."""
+    left = free_blocks(scheduler)
+    return left - sum(end_blocks(request, lengths, scheduler) for request in running)
+
+
+def with_blocks(shown: Iterable[Any], spare: int, lengths: Lengths, scheduler: Any) -> list[Any]:
+    """Those of ``shown`` that so many KV blocks last for to their expected ends.
 
     Who sits out holds its blocks for longer, so lending must not start what it cannot end: it
-    would end in a preemption. Ends are expected ones: hardly an answer is as long as it may be.
+    would end in a preemption.
     """
-
-    def end_blocks(request: Any) -> int:
-        generated = request.num_output_tokens
-        expected = lengths.to_generate(
-            request.horizonserve_ticket.request_class, generated, request.max_tokens - generated
-        )
-        return blocks(scheduler, request.num_tokens + expected - request.num_computed_tokens)
-
-    left = free_blocks(scheduler) - sum(end_blocks(request) for request in running)
     fit = []
     for request in shown:
-        left -= end_blocks(request)
-        if left < 0:
+        spare -= end_blocks(request, lengths, scheduler)
+        if spare < 0:
             break
         fit.append(request)
     return fit
