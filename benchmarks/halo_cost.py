@@ -3,10 +3,10 @@
     python benchmarks/halo_cost.py [--plot halo_cost.png]
 
 The real scheduler class with B = 384 and as many requests as given, each with one of the promises
-of the hospital, a context of 1,024 tokens, and prompts that come as others end. Per iteration, in
-milliseconds, medians: the plan and its leases (time in ``schedule`` outside of vLLM's own), and what
-release times add where tokens come in (time in ``update_from_output``, less that of the stock
-class). HALO's iterations take 30 ms and more.
+of the hospital, a context of 1,024 tokens, and prompts that come as others end. Medians: the plan
+and its leases in an iteration (time in ``schedule`` outside of vLLM's own), and
+``update_from_output`` per token, where release times are added. HALO's iterations take 30 ms and
+more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Measured(HorizonScheduler, Timed):
 
 
 def iterate(scheduler: Any) -> tuple[float, float, int]:
-    """One iteration: time around vLLM's own schedule, time of the update, requests that computed."""
+    """One iteration: seconds around vLLM's own schedule and in the update; who computed."""
     start_s = time.perf_counter()
     output = scheduler.schedule()
     around_s = time.perf_counter() - start_s - scheduler.own_s

@@ -161,8 +161,11 @@ class ServicesStudy:
         for index, call in enumerate(calls):
             await asyncio.sleep(max(0.0, start_s + call.at_s - time.monotonic()))
             promise = scale.table.promised(call.service, None)
-            xargs = {"ttft_ms": 1e3 * promise.ttft_s, "tbt_ms": 1e3 * promise.tbt_s}
-            xargs["service"] = call.service
+            xargs = {
+                "ttft_ms": 1e3 * promise.ttft_s,
+                "tbt_ms": 1e3 * promise.tbt_s,
+                "service": call.service,
+            }
             at_s = start_s + call.at_s
             tasks.append(asyncio.create_task(self._send(call, index, at_s, xargs)))
         results = await asyncio.gather(*tasks)

@@ -67,7 +67,8 @@ def make_calls(
         raise ValueError("shapes={}: give at least one service")
     random = np.random.default_rng(seed)
     names = list(shapes)
-    calls, at_s = [], 0.0
+    calls: list[Call] = []
+    at_s = 0.0
     while True:
         gap = random.gamma(BURST_SHAPE, 1 / BURST_SHAPE) if burst else random.exponential()
         at_s += float(gap) / rate_rps
