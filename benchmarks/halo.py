@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +29,13 @@ from horizonserve.bench.intervals import mean_interval
 from horizonserve.bench.live import Live
 from horizonserve.bench.plain import served
 from horizonserve.bench.server import Server
-from horizonserve.bench.services_study import ServicesConfig, ServicesStudy, delivery
+from horizonserve.bench.services_study import (
+    ServicesConfig,
+    ServicesStudy,
+    delivery,
+    full_iteration_s,
+    scaled,
+)
 from horizonserve.bench.table import KIND
 from horizonserve.models import make_model
 from horizonserve.models.llama_lora import ADAPTERS, SERVICES
@@ -36,7 +44,6 @@ from horizonserve.workload.services import HOSPITAL
 TABLE: Final = Path(__file__).parents[1] / "configs" / "services" / "hospital.yaml"
 #: Threads on whatever core is free; more of them would only wait for each other.
 ENV: Final = {
-    "HORIZON_SERVICES": str(TABLE),
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -46,8 +53,9 @@ SLOTS_PER_BATCH: Final = 4
 
 
 @contextmanager
-def server(a: argparse.Namespace, name: str, **env: str) -> Iterator[Server]:
+def server(a: argparse.Namespace, name: str, table: Path, **env: str) -> Iterator[Server]:
     """A server of the model and its adapters under HALO."""
+    env = {**ENV, "HORIZON_SERVICES": str(table), **env}
     slots = SLOTS_PER_BATCH * a.batch
     extra = [
         *("--max-num-seqs", str(slots), "--max-num-batched-tokens", str(max(512, slots))),
@@ -55,7 +63,7 @@ def server(a: argparse.Namespace, name: str, **env: str) -> Iterator[Server]:
     ]
     adapters = {service: a.model / ADAPTERS / service for service in SERVICES}
     log = a.out / f"{name}.log"
-    with served(a.model, adapters, log, scheduler="halo", extra=extra, env=ENV | env) as one:
+    with served(a.model, adapters, log, scheduler="halo", extra=extra, env=env) as one:
         yield one
 
 
@@ -83,12 +91,34 @@ def show(console: Console, runs: Sequence[dict[str, Any]], policies: Sequence[st
     )
 
 
-async def compare(a: argparse.Namespace, one: Server, console: Console) -> list[dict[str, Any]]:
+def scaled_table(a: argparse.Namespace, console: Console) -> tuple[Path, float]:
+    """The table for this machine and the time of a full iteration, measured once per ``--out``."""
+    path, note = a.out / "services.yaml", a.out / "full.json"
+    if not note.exists():
+
+        async def full_s(one: Server) -> float:
+            async with Live.open(one) as live:
+                return await full_iteration_s(live, SERVICES[0], a.batch)
+
+        with server(a, "calibration", TABLE, HORIZON_PACED="false") as one:
+            found_s = asyncio.run(full_s(one))
+        table = scaled(services.load(TABLE), found_s)
+        path.write_text(yaml.safe_dump(table.model_dump(exclude_none=True)), encoding="utf-8")
+        note.write_text(json.dumps({"full_s": found_s}), encoding="utf-8")
+    found_s = float(json.loads(note.read_text(encoding="utf-8"))["full_s"])
+    console.print(f"an iteration of {a.batch} tokens: {1e3 * found_s:.1f} ms; {KIND}")
+    return path, found_s
+
+
+async def compare(
+    a: argparse.Namespace, one: Server, table: Path, full_s: float, console: Console
+) -> list[dict[str, Any]]:
     """Every policy on one server."""
     config = ServicesConfig(
-        table=services.load(TABLE),
+        table=services.load(table),
         shapes=HOSPITAL,
         batch=a.batch,
+        full_s=full_s,
         policies=tuple(a.policies),
         loads=tuple(a.loads),
         seeds=tuple(a.seeds),
@@ -128,11 +158,12 @@ def main() -> None:
     console = Console(width=120)
     if "compare" in a.parts:
         # Who keeps promises is not a question of when tokens leave.
-        with server(a, "compare", HORIZON_PACED="false") as one:
-            runs = asyncio.run(compare(a, one, console))
+        table, full_s = scaled_table(a, console)
+        with server(a, "compare", table, HORIZON_PACED="false") as one:
+            runs = asyncio.run(compare(a, one, table, full_s, console))
         show(console, runs, a.policies)
     if "delivery" in a.parts:
-        with server(a, "delivery", HORIZON_ON_FINISH="pace") as one:
+        with server(a, "delivery", TABLE, HORIZON_ON_FINISH="pace") as one:
             found = asyncio.run(paced(one, (50.0, 100.0, 200.0)))
         for tbt_ms, share in found.items():
             console.print(

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from horizonserve.bench.client import send
 from horizonserve.bench.live import Live, LiveError
 from horizonserve.bench.result import Result, Status
 from horizonserve.bench.server import MODEL_NAME
-from horizonserve.services import Promised, Services
+from horizonserve.services import Promised, Service, Services
 from horizonserve.shaper import Finish, Pace, Releases
 from horizonserve.slo import RequestClass
 from horizonserve.workload import Item
@@ -38,6 +38,8 @@ from horizonserve.workload.services import Call, Shape, make_calls
 #: What B's iteration takes, as a share of the strictest TBT that it was chosen for.
 FULL: Final = 46 / 50
 LIMIT_S: Final = 120.0
+#: What HTTP adds to a time, at most; it breaks no promise.
+JITTER_S: Final = 0.005
 #: Tokens of the chat template around a prompt.
 _TEMPLATE_TOKENS: Final = 7
 _CALIBRATION_TOKENS: Final = 48
@@ -49,7 +51,9 @@ class ServicesConfig:
 
     table: Services
     shapes: Mapping[str, Shape]
+    #: B, and how long its iteration takes.
     batch: int = 16
+    full_s: float = 1.0
     policies: tuple[str, ...] = ("fcfs", "vtc-t", "vtc-r", "qoserve-static", "qoserve", "halo")
     loads: tuple[float, ...] = (1.0,)
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -57,6 +61,13 @@ class ServicesConfig:
     burst: bool = False
     #: Of all lengths, so that a run has enough requests.
     length_scale: float = 0.2
+
+    @property
+    def saturation_rps(self) -> float:
+        """Requests a second whose tokens fill every iteration."""
+        calls = make_calls(self.shapes, 1.0, 2_000.0, 0, scale=self.length_scale)
+        tokens = float(np.mean([call.prompt_tokens + call.answer_tokens for call in calls]))
+        return self.batch / self.full_s / (_TEMPLATE_TOKENS + tokens)
 
     def changes(self, policy: str) -> dict[str, Any]:
         """Settings of a policy: B, and for all but HALO as many slots."""
@@ -68,34 +79,22 @@ class ServicesConfig:
         return {"scheduler": policy, **more, "slots": self.batch}
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """What follows from the time of a full iteration."""
-
-    full_s: float
-    promises: float
-    saturation_rps: float
-    table: Services = field(repr=False)
-
-
 @dataclass(slots=True)
 class ServicesStudy:
-    """Plays it; each run is written as it ends."""
+    """Plays it on a server whose table of services is the one of ``config``; each run is written as
+    it ends."""
 
     config: ServicesConfig
     live: Live
     out: Path
 
-    async def run(self, say: Any = lambda _words: None) -> list[dict[str, Any]]:
+    async def run(self, say: Callable[[str], object]) -> list[dict[str, Any]]:
         """Every run that is missing; all runs.
 
         Raises:
             LiveError: the server did not do what was asked of it.
         """
         c = self.config
-        await self.live.switch(self.live.record().settings.changed(c.changes("fcfs")))
-        scale = await self.scale()
-        say(f"a full iteration takes {1e3 * scale.full_s:.0f} ms")
         runs = self._stored()
         done = {(run["policy"], run["load"], run["seed"]) for run in runs}
         for seed in c.seeds:
@@ -103,11 +102,10 @@ class ServicesStudy:
                 for policy in c.policies:
                     if (policy, load, seed) in done:
                         continue
-                    say(f"{policy}, {load:g}x, seed {seed}")
-                    run = await self._run(policy, load, seed, scale)
-                    runs.append(run)
+                    say(f"{policy}, {load:g}x saturation, seed {seed}")
+                    runs.append(await self._run(policy, load, seed))
                     with self._file.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(run) + "\n")
+                        file.write(json.dumps(runs[-1]) + "\n")
         return runs
 
     @property
@@ -119,55 +117,17 @@ class ServicesStudy:
             return []
         return [json.loads(line) for line in self._file.read_text(encoding="utf-8").splitlines()]
 
-    async def scale(self) -> Scale:
-        """Measure B's iteration, or read what was measured when the study began."""
-        note = self.out / "scale.json"
-        if note.exists():
-            full_s = float(json.loads(note.read_text(encoding="utf-8"))["full_s"])
-        else:
-            full_s = await self._full_s()
-            note.write_text(json.dumps({"full_s": full_s}) + "\n", encoding="utf-8")
-        c = self.config
-        calls = make_calls(c.shapes, 1.0, 2_000.0, 0, scale=c.length_scale)
-        tokens = np.mean(
-            [_TEMPLATE_TOKENS + one.prompt_tokens + one.answer_tokens for one in calls]
-        )
-        factor = full_s / FULL / c.table.strictest_tbt_s
-        return Scale(full_s, factor, c.batch / full_s / float(tokens), scaled(c.table, factor))
-
-    async def _full_s(self) -> float:
-        """Median time between tokens while B streams run."""
-        call = Call(0.0, next(iter(self.config.shapes)), 32, _CALIBRATION_TOKENS)
-        gaps: list[float] = []
-        for _ in range(3):
-            now_s = time.monotonic()
-            found = await asyncio.gather(
-                *(self._send(call, i, now_s, {}) for i in range(self.config.batch))
-            )
-            if wrong := [one.error for one in found if one.status is not Status.OK]:
-                raise LiveError(f"a request to the idle server: {wrong[0]}")
-            # The middle of each answer, where all of them run.
-            gaps += [float(np.median(np.diff(one.token_s[8:-8]))) for one in found]
-        return float(np.median(gaps))
-
-    async def _run(self, policy: str, load: float, seed: int, scale: Scale) -> dict[str, Any]:
+    async def _run(self, policy: str, load: float, seed: int) -> dict[str, Any]:
         c = self.config
         settings = self.live.record().settings.changed(c.changes(policy))
         await self.live.switch(settings)
-        rate_rps = load * scale.saturation_rps
+        rate_rps = load * c.saturation_rps
         calls = make_calls(c.shapes, rate_rps, c.duration_s, seed, c.burst, c.length_scale)
         start_s = time.monotonic()
         tasks = []
         for index, call in enumerate(calls):
             await asyncio.sleep(max(0.0, start_s + call.at_s - time.monotonic()))
-            promise = scale.table.promised(call.service, None)
-            xargs = {
-                "ttft_ms": 1e3 * promise.ttft_s,
-                "tbt_ms": 1e3 * promise.tbt_s,
-                "service": call.service,
-            }
-            at_s = start_s + call.at_s
-            tasks.append(asyncio.create_task(self._send(call, index, at_s, xargs)))
+            tasks.append(asyncio.create_task(_ask(self.live, call, index, start_s + call.at_s, {})))
         results = await asyncio.gather(*tasks)
         return {
             "policy": policy,
@@ -177,22 +137,44 @@ class ServicesStudy:
             "rate_rps": rate_rps,
             "failed": sum(one.status is not Status.OK for one in results),
         } | kept(
-            [scale.table.promised(call.service, None) for call in calls],
+            [c.table.promised(call.service, None) for call in calls],
             [one.token_s for one in results],
             held=policy.startswith("halo"),
+            slack_s=JITTER_S,
         )
 
-    async def _send(self, call: Call, index: int, at_s: float, xargs: Mapping[str, Any]) -> Result:
-        item = Item(call.at_s, RequestClass.T2T, call.prompt_tokens, call.answer_tokens, index)
-        return await send(
-            self.live.session,
-            self.live.server,
-            item,
-            index=index,
-            scheduled_s=at_s,
-            limit_s=LIMIT_S,
-            payload=payload(call, index, xargs),
-        )
+
+async def full_iteration_s(live: Live, service: str, batch: int) -> float:
+    """Median time between tokens while so many streams run.
+
+    Raises:
+        LiveError: a request was not answered.
+    """
+    changes = {"scheduler": "fcfs", "slots": batch, "token_budget": batch}
+    await live.switch(live.record().settings.changed(changes))
+    call = Call(0.0, service, 32, _CALIBRATION_TOKENS)
+    gaps: list[float] = []
+    for _ in range(3):
+        now_s = time.monotonic()
+        found = await asyncio.gather(*(_ask(live, call, i, now_s, {}) for i in range(batch)))
+        if wrong := [one.error for one in found if one.status is not Status.OK]:
+            raise LiveError(f"a request to the idle server: {wrong[0]}")
+        # The middle of each answer, where all of them run.
+        gaps += [float(np.median(np.diff(one.token_s[8:-8]))) for one in found]
+    return float(np.median(gaps))
+
+
+async def _ask(live: Live, call: Call, index: int, at_s: float, xargs: Mapping[str, Any]) -> Result:
+    item = Item(call.at_s, RequestClass.T2T, call.prompt_tokens, call.answer_tokens, index)
+    return await send(
+        live.session,
+        live.server,
+        item,
+        index=index,
+        scheduled_s=at_s,
+        limit_s=LIMIT_S,
+        payload=payload(call, index, xargs),
+    )
 
 
 def payload(call: Call, seed: int, xargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,22 +191,27 @@ def payload(call: Call, seed: int, xargs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def scaled(table: Services, factor: float) -> Services:
-    """The same services with every promise ``factor`` times as long."""
-    services = {
-        name: one.model_copy(
-            update={"ttft_ms": factor * one.ttft_ms, "tbt_ms": factor * one.tbt_ms}
+def scaled(table: Services, full_s: float) -> Services:
+    """The same services with promises as long as this machine's full iteration asks for."""
+    factor = full_s / FULL / table.strictest_tbt_s
+
+    def longer(one: Service) -> Service:
+        return one.model_copy(
+            update={
+                "ttft_ms": round(factor * one.ttft_ms, 1),
+                "tbt_ms": round(factor * one.tbt_ms, 1),
+            }
         )
-        for name, one in table.services.items()
-    }
-    return table.model_copy(update={"services": services})
+
+    services = {name: longer(one) for name, one in table.services.items()}
+    return Services(services=services, default=longer(table.default))
 
 
 def kept(
     promises: Sequence[Promised],
     token_s: Sequence[Sequence[float]],
     held: bool,
-    slack_s: float = 1e-3,
+    slack_s: float,
 ) -> dict[str, Any]:
     """How promises were kept; ``token_s``: when each token was there, from its request's arrival.
 
@@ -260,15 +247,7 @@ async def delivery(
 
     async def one(index: int) -> Result:
         await asyncio.sleep(index * 0.37 * tbt_ms / 1e3)
-        return await send(
-            live.session,
-            live.server,
-            Item(0.0, RequestClass.T2T, call.prompt_tokens, call.answer_tokens, index),
-            index=index,
-            scheduled_s=time.monotonic(),
-            limit_s=LIMIT_S,
-            payload=payload(call, index, xargs),
-        )
+        return await _ask(live, call, index, time.monotonic(), xargs)
 
     found = await asyncio.gather(*(one(index) for index in range(streams)))
     if wrong := [one.error for one in found if one.status is not Status.OK]:
