@@ -74,7 +74,7 @@ def test_set_changes_and_clears(record: Record) -> None:
         ("token_budget=31", "takes 32 to 512"),
         ("slo_txt_ms=5", "did you mean slo_text_ms"),
         ("slo_txt_ms=", "did you mean slo_text_ms"),
-        ("scheduler=fast", "default, edf or horizon"),
+        ("scheduler=fast", "default, edf, horizon"),
         ("slo_text_ms=nan", "milliseconds"),
         ("estimate_ms={t2t: -1}", "milliseconds"),
         ("slots=[", "slots"),

@@ -91,7 +91,7 @@ def test_a_bad_slo_in_the_environment_names_variable_value_and_remedy(
     [
         ({"HORIZON_SLO_TXT_MS": "5"}, "HORIZON_SLO_TXT_MS='5'", "did you mean slo_text_ms"),
         ({"HORIZON_QQQQ": "5"}, "HORIZON_QQQQ='5'", "unknown setting"),
-        ({"HORIZON_SCHEDULER": "fast"}, "HORIZON_SCHEDULER='fast'", "default, edf or horizon"),
+        ({"HORIZON_SCHEDULER": "fast"}, "HORIZON_SCHEDULER='fast'", "default, edf, horizon"),
         ({"HORIZON_LOST": "drop"}, "HORIZON_LOST='drop'", "demote or protect"),
         ({"HORIZON_ROTATION": "maybe"}, "HORIZON_ROTATION='maybe'", "on or off"),
         ({"HORIZON_MAX_HIDE_S": "61"}, "HORIZON_MAX_HIDE_S='61'", "at most 60"),
