@@ -95,7 +95,12 @@ def test_all_settings_at_once_fit(record: Record) -> None:
     wanted = Settings().changed(
         {
             **every,
-            **{"scheduler": "horizon", "slots": 10**9, "token_budget": 10**9, "u_guard": 1.23456},
+            **{
+                "scheduler": "qoserve-static",
+                "slots": 10**9,
+                "token_budget": 10**9,
+                "u_guard": 1.23456,
+            },
             **{"rotation": False, "slack_guard": False, "long_cap": False, "lost": "protect"},
             **{
                 "long_cap_requests": 10**9,
@@ -109,8 +114,10 @@ def test_all_settings_at_once_fit(record: Record) -> None:
             **{"lending": False, "batch": 10**9, "tbt_multiple": 1.51234},
             **{"fixed_sms": 10**9, "profile_mismatch": "refuse", "estimates": "constant"},
             "solo_p95_ms": dict.fromkeys(RequestClass, 123456.789),
+            **{"dynamic_budget": True, "max_bank_s": 599.99999, "paced": False},
+            **{"first_token": "strict", "on_finish": "flush"},
             # What JSON spells longest.
-            **{"step_log": "\x01" * 512, "profile": "\x01" * 256},
+            **{"step_log": "\x01" * 512, "profile": "\x01" * 256, "services": "\x01" * 256},
         }
     )
     assert wanted.model_fields_set == set(Settings.model_fields)
