@@ -3,10 +3,11 @@
     nice python scripts/token_equality.py --requests 1000
 
 Makes a tiny random Llama with three LoRA adapters, of which a step holds two, and serves the same
-greedy requests four times in a process each: with vLLM's scheduler, with half and nine tenths of
-the running requests leased at random in every step, and with the planned leases. Prompts are
-computed in chunks, KV blocks are too few for the slots, and every tenth request is aborted in its
-middle. Needs the CPU build of vLLM. Prints one line per run and fails on any difference.
+greedy requests several times in a process each: with vLLM's scheduler, and under `horizon` and
+`halo` with half and nine tenths of the running requests leased at random in every step and with the
+planned leases. Every third request has penalties, prompts are computed in chunks, KV blocks are too
+few for the slots, and every tenth request is aborted in its middle. Needs the CPU build of vLLM.
+Prints one line per run and fails on any difference.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
 
-RUNS = ("stock", "half", "most", "planned")
+RUNS = ("stock", "half", "most", "planned", "halo-half", "halo-most", "halo")
 SHARES = {"half": 0.5, "most": 0.9}
 ADAPTERS = 3
 HIDDEN, HEAD, LAYERS, VOCABULARY, RANK = 128, 64, 2, 512, 8
@@ -81,7 +82,7 @@ def make_model(path: Path) -> None:
 
 def scheduler_class(run: str) -> type:
     """The scheduler of this run; counts preemptions."""
-    from random_lending import RandomLending
+    from random_lending import RandomHalo, RandomLending
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from horizonserve.serving import lender
@@ -100,11 +101,15 @@ def scheduler_class(run: str) -> type:
     class Random(Planned):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._lending = RandomLending(run, SHARES[run])
+            share = SHARES[run.removeprefix("halo-")]
+            if self._halo is not None:
+                self._halo = RandomHalo(run, share, self._halo.limits)
+            else:
+                self._lending = RandomLending(run, share)
             # More may enter than KV blocks last for, so that leases and preemptions meet.
             lender.with_blocks = lambda shown, *_: shown
 
-    return Counted if run == "stock" else Random if run in SHARES else Planned
+    return Counted if run == "stock" else Planned if run in ("planned", "halo") else Random
 
 
 def serve(run: str, model: Path, count: int, seed: int) -> dict[str, Any]:
@@ -112,6 +117,11 @@ def serve(run: str, model: Path, count: int, seed: int) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
+    settings = (
+        {"scheduler": "halo", "token_budget": 12}
+        if run.startswith("halo")
+        else {"scheduler": "horizon", "batch": 6}
+    )
     llm = LLM(
         model=str(model),
         skip_tokenizer_init=True,
@@ -127,7 +137,7 @@ def serve(run: str, model: Path, count: int, seed: int) -> dict[str, Any]:
         max_lora_rank=RANK,
         enforce_eager=True,
         scheduler_cls=scheduler_class(run),
-        additional_config={"horizon": {"scheduler": "horizon", "batch": 6}},
+        additional_config={"horizon": settings},
     )
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler
@@ -144,12 +154,19 @@ def serve(run: str, model: Path, count: int, seed: int) -> dict[str, Any]:
             # Every request has one: beside requests with adapters, vLLM's CPU kernels apply an
             # adapter also to those without (vllm#48421).
             adapter = chance.randint(1, ADAPTERS)
+            penalties = {"presence_penalty": 0.5, "repetition_penalty": 1.2}
             if len(tokens) % 10 == 0:
                 abort_at[name] = chance.randrange(wanted)
             engine.add_request(
                 name,
                 {"prompt_token_ids": prompt},
-                SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True, detokenize=False),
+                SamplingParams(
+                    temperature=0,
+                    max_tokens=wanted,
+                    ignore_eos=True,
+                    detokenize=False,
+                    **(penalties if len(tokens) % 3 == 0 else {}),
+                ),
                 lora_request=LoRARequest(f"adapter {adapter}", adapter, str(model / str(adapter))),
             )
         for output in engine.step():
@@ -185,6 +202,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+    parser.add_argument("--runs", nargs="+", default=RUNS[1:], choices=RUNS[1:])
     parser.add_argument("--run", choices=RUNS, help="only this run, its result to --out")
     parser.add_argument("--model", type=Path, help="of --run")
     parser.add_argument("--out", type=Path, help="of --run")
@@ -197,7 +215,7 @@ def main() -> int:
         model = Path(folder) / "model"
         make_model(model)
         stock: dict[str, Any] = {}
-        for run in RUNS:
+        for run in (RUNS[0], *args.runs):
             out = Path(folder) / f"{run}.json"
             command = [sys.executable, __file__, "--run", run, "--model", str(model)]
             command += ["--out", str(out), "--seed", str(args.seed)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engine import free_blocks, make_request
-from random_lending import RandomLending
+from random_lending import RandomHalo, RandomLending
 from token_worker import VOCABULARY, Worker, serve
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -33,7 +33,7 @@ CLASSES = {
     HorizonARScheduler: OmniARScheduler,
     HorizonARAsyncScheduler: OmniARAsyncScheduler,
 }
-#: Per case; the 24 cases are more than 1,000 requests.
+#: Per case; the 24 cases of a policy are more than 1,000 requests.
 REQUESTS = 45
 #: The longest request fills a third of the blocks, and eight run at a time.
 ENGINE = {"slots": 8, "token_budget": 64, "blocks": 34, "loras": 2}
@@ -77,19 +77,31 @@ def serving(scheduler: Any, seed: int, v2: bool, leaving: dict[int, list[str]]) 
     return tokens, sum(request.num_preemptions for request in everyone)
 
 
+@pytest.mark.parametrize("policy", ["horizon", "halo"])
 @pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize("share", [0.5, 0.9, None], ids=["half", "most", "planned"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_tokens_are_those_of_the_stock_scheduler(
-    make: Make, monkeypatch: pytest.MonkeyPatch, cls: type, share: float | None, v2: bool
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    cls: type,
+    share: float | None,
+    v2: bool,
+    policy: str,
 ) -> None:
     seed = 10 * list(CLASSES).index(cls) + v2
     expected, _ = serving(make(CLASSES[cls], **ENGINE), seed, v2, {})
     assert Counter(map(len, expected.values())).total() == REQUESTS
 
-    scheduler = make(cls, {"batch": 3}, **ENGINE)
+    few = {"batch": 3} if policy == "horizon" else {"token_budget": 6}
+    scheduler = make(cls, {"scheduler": policy, **few}, **ENGINE)
     if share is not None:
-        scheduler._lending = RandomLending(f"{seed} {share}", share)
+        name = f"{seed} {share}"
+        if policy == "halo":
+            scheduler._use(scheduler._settings.changed({"token_budget": None}))
+            scheduler._halo = RandomHalo(name, share, scheduler._halo.limits)
+        else:
+            scheduler._lending = RandomLending(name, share)
         # More may enter than KV blocks last for: leases and preemptions must bear each other.
         monkeypatch.setattr(lender, "with_blocks", lambda shown, *_: shown)
     leaving = aborts(seed)
