@@ -7,7 +7,8 @@ from horizonserve.serving import compat
 pytestmark = pytest.mark.vllm
 
 EVERYTHING = (
-    compat.SCHEDULER + compat.OMNI_SCHEDULER + compat.FRONT_END + compat.LAUNCH + compat.GRAPHS
+    *(compat.SCHEDULER + compat.OMNI_SCHEDULER + compat.FRONT_END + compat.LAUNCH + compat.GRAPHS),
+    *(compat.LENDER + compat.HALO + compat.ENGINE_CLIENT + compat.OMNI_CLIENT),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -167,3 +167,62 @@ def test_a_malformed_promise_is_refused(name: str, value: object) -> None:
 def test_a_service_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ServicesError, match="service='x'"):
         pacing.promised(SamplingParams(extra_args={"service": "x"}), None, Services())
+
+
+def played(*pieces: RequestOutput | Exception, gap_s: float = 0.0) -> Any:
+    async def stream() -> AsyncIterator[RequestOutput]:
+        for piece in pieces:
+            await asyncio.sleep(gap_s)
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    return stream()
+
+
+async def taken(stream: Any) -> list[tuple[str, float]]:
+    began_s = time.monotonic()
+    return [(one.outputs[0].text, time.monotonic() - began_s) async for one in stream]
+
+
+def test_a_stream_of_another_client_is_paced() -> None:
+    async def play() -> list[tuple[str, float]]:
+        made = collector(on_finish="pace")
+        pieces = [output("a"), output("b"), output("c", "stop")]
+        return await taken(pacing.paced(played(*pieces), made))
+
+    close_to(run(play), [("a", 0.10), ("b", 0.15), ("c", 0.20)])
+
+
+def test_a_stream_that_ends_early_or_fails_does_so_for_its_client() -> None:
+    async def ends() -> list[tuple[str, float]]:
+        return await taken(pacing.paced(played(output("a")), collector()))
+
+    close_to(run(ends), [("a", 0.10)])
+
+    async def fails() -> None:
+        await taken(pacing.paced(played(output("a"), OSError("gone")), collector()))
+
+    with pytest.raises(OSError, match="gone"):
+        run(fails)
+
+
+def test_a_client_that_hangs_up_ends_the_stream() -> None:
+    ended = []
+
+    async def endless() -> AsyncIterator[RequestOutput]:
+        try:
+            while True:
+                await asyncio.sleep(0.001)
+                yield output("a")
+        finally:
+            ended.append(True)
+
+    async def play() -> None:
+        made = collector(first_token="asap")
+        stream = pacing.paced(endless(), made)
+        await anext(stream)
+        await stream.aclose()
+
+    run(play)
+    assert ended

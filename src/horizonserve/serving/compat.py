@@ -40,6 +40,13 @@ LENDER: Final[tuple[Name, ...]] = (
     ("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks"),
 )
 
+HALO: Final[tuple[Name, ...]] = (
+    ("vllm.v1.request", "Request.is_prefill_chunk"),
+    ("vllm.v1.request", "Request.num_output_placeholders"),
+    ("vllm.v1.request", "Request.num_computed_tokens"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.num_spec_tokens"),
+)
+
 OMNI_SCHEDULER: Final[tuple[Name, ...]] = (
     ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule"),
     ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARAsyncScheduler"),
@@ -67,6 +74,10 @@ ENGINE_CLIENT: Final[tuple[Name, ...]] = (
     ("vllm.v1.engine.async_llm", "RequestOutputCollector.output"),
     ("vllm.v1.engine.async_llm", "RequestOutputCollector.aggregate"),
     ("vllm.v1.engine.async_llm", "RequestOutputCollector._input_stream_task"),
+)
+OMNI_CLIENT: Final[tuple[Name, ...]] = (
+    ("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+    ("vllm_omni.entrypoints.async_omni", "AsyncOmni._compute_final_stage_id"),
 )
 
 WORKER: Final[tuple[Name, ...]] = (

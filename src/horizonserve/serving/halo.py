@@ -16,7 +16,7 @@ from horizonserve.policy.edf import earliest_deadline_first
 from horizonserve.policy.halo import Decodes, Halo, HaloLimits, Iteration
 from horizonserve.policy.lending import Job
 from horizonserve.policy.slack import Ticket
-from horizonserve.serving import hooks
+from horizonserve.serving import compat, hooks
 from horizonserve.serving.lender import Lender, arrival_s
 from horizonserve.serving.steps import end_blocks, job_of, load_of
 from horizonserve.slo import Path
@@ -45,6 +45,7 @@ class HaloLender(Lender):
     - A baseline orders the waiting requests; of QoServe it also cuts the batch. Nobody sits out.
     """
 
+    _needs = Lender._needs + compat.HALO
     _halo: Halo | None = None
     _baseline: Order | None = None
     _baseline_name = ""

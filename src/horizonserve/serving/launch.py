@@ -105,6 +105,7 @@ def _enable_omni(args: Any, settings: Settings) -> None:
     compat.require(compat.LAUNCH)
     pipelines.install()
     front_end.install()
+    _pace(settings, _services(settings), omni=True)
     answers.prepare()
     hooks.prepare(settings)
 
@@ -123,7 +124,7 @@ def _enable_plain(args: Any, settings: Settings) -> None:
             f"horizonserve: services={settings.services!r}: {len(adapters)} services have an"
             f" adapter each, but --max-loras={args.max_loras}; give --max-loras {len(adapters)}"
         )
-    _pace(settings, table)
+    _pace(settings, table, omni=False)
 
 
 def _services(settings: Settings) -> Services:
@@ -133,11 +134,11 @@ def _services(settings: Settings) -> Services:
         sys.exit(f"horizonserve: services={settings.services!r}: {error}")
 
 
-def _pace(settings: Settings, table: Services) -> None:
+def _pace(settings: Settings, table: Services, omni: bool) -> None:
     if settings.scheduler == "halo":
         from horizonserve.serving import pacing
 
-        pacing.install(settings, table)
+        (pacing.install_omni if omni else pacing.install)(settings, table)
 
 
 def enable_in_child() -> None:
@@ -161,6 +162,8 @@ def enable_in_child() -> None:
     hooks.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
         front_end.install()
-    if "vllm.v1.engine.async_llm" in sys.modules and not os.environ.get(VARIABLE):
         settings, _ = load()
-        _pace(settings, _services(settings))
+        _pace(settings, _services(settings), omni=True)
+    elif "vllm.v1.engine.async_llm" in sys.modules and not os.environ.get(VARIABLE):
+        settings, _ = load()
+        _pace(settings, _services(settings), omni=False)

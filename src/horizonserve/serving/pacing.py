@@ -1,11 +1,12 @@
 """Tokens leave for the client when they were promised (shaper.py).
 
-Two patches of vLLM's engine client, in every process that has one:
+Two patches of vLLM's engine client, in every process that has one, and one of vLLM-Omni's:
 
 - ``AsyncLLM.generate`` refuses a malformed promise before anything is sent, so that it is a 400;
 - the collector that hands a request's outputs to its stream holds them until their release. Nothing
   before it waits: detokenizing, stop strings and vLLM's own metrics keep generation times. When
-  tokens left is counted apart.
+  tokens left is counted apart;
+- ``AsyncOmni.generate`` has no collector, so the text answers of the shared stage pass through one.
 
 Not paced: requests without streaming (``FINAL_ONLY``, ``CUMULATIVE``), with n > 1, and sessions
 whose input is a stream. Errors and aborts pass at once.
@@ -16,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from functools import wraps
 from typing import Any, Final
 
 from prometheus_client import Histogram
@@ -28,6 +31,7 @@ from horizonserve.services import Promised, Services
 from horizonserve.serving import compat
 from horizonserve.serving.hints import parse
 from horizonserve.shaper import Finish, First, Pace, Releases
+from horizonserve.spatial.monitor import SHARED_STAGE
 
 _BUCKETS_S: Final = (
     *(0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -75,6 +79,78 @@ def install(settings: Settings, services: Services) -> None:
         return queue
 
     client.generate, client.add_request = generate, add_request
+
+
+def install_omni(settings: Settings, services: Services) -> None:
+    """Pace the text streams of vLLM-Omni's engine client; safe to call again."""
+    compat.require(compat.OMNI_CLIENT)
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    stock = AsyncOmni.generate
+    if getattr(stock, "paced", False):
+        return
+
+    @wraps(stock)
+    def generate(
+        self: Any,
+        prompt: Any,
+        sampling_params: Any = None,
+        request_id: str = "",
+        *,
+        sampling_params_list: Any = None,
+        output_modalities: Any = None,
+        lora_request: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        given = sampling_params if sampling_params_list is None else sampling_params_list
+        first = given[0] if isinstance(given, Sequence) else given
+        text = self._compute_final_stage_id(output_modalities) == SHARED_STAGE
+        arrival_s = time.monotonic()
+        # A ValueError here, before generation starts, is a 400 with this message.
+        found = promised(first, lora_request, services) if text and first is not None else None
+        stream = stock(
+            self,
+            prompt,
+            sampling_params,
+            request_id,
+            sampling_params_list=sampling_params_list,
+            output_modalities=output_modalities,
+            lora_request=lora_request,
+            **kwargs,
+        )
+        if found is None or not (settings.paced and _streams(first)):
+            return stream
+        collector = PacedCollector(RequestOutputKind.DELTA, request_id)
+        collector.pace(found, settings, arrival_s)
+        return paced(stream, collector)
+
+    generate.paced = True  # type: ignore[attr-defined]
+    AsyncOmni.generate = generate
+
+
+async def paced(stream: Any, collector: PacedCollector) -> AsyncIterator[Any]:
+    """The outputs of a stream when they are due."""
+
+    async def pump() -> None:
+        try:
+            async for output in stream:
+                collector.put(output)
+        except Exception as error:
+            collector.put(error)
+
+    task = asyncio.create_task(pump())
+    task.add_done_callback(lambda _: collector.ready.set())
+    try:
+        while True:
+            while (output := collector.get_nowait()) is None:
+                if task.done() and not collector.holds:
+                    return
+                await collector.turn()
+            yield output
+    finally:
+        collector.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def promised(params: Any, lora_request: Any, services: Services) -> Promised:
@@ -156,10 +232,19 @@ class PacedCollector(RequestOutputCollector):
     async def get(self) -> Any:
         """The next output, when it is due."""
         while (output := self.get_nowait()) is None:
-            self.ready.clear()
-            self._wake()
-            await self.ready.wait()
+            await self.turn()
         return output
+
+    async def turn(self) -> None:
+        """Wait until there may be something."""
+        self.ready.clear()
+        self._wake()
+        await self.ready.wait()
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something that is not due yet."""
+        return bool(self._held)
 
     def close(self) -> None:
         """No more is handed over."""
