@@ -1,42 +1,49 @@
 """HALO against its baselines on a virtual clock, at the paper's scale.
 
     python benchmarks/halo_virtual.py --out DIR
+    python benchmarks/halo_virtual.py --out DIR --real --policies halo fcfs --seeds 1 --rates 15
 
-*Simulated*: the real scheduler classes; an iteration takes 13 ms + 22 us per token + 0.062 us per
-token of context, which gives the paper's 46 ms for 384 requests of 1,024 tokens of context and 57
-ms for 512. Services and promises are those of the hospital (configs/services/hospital.yaml), the
-lengths of requests assumptions. Every run is stored as it ends; start it again with the same --out
-to go on.
+*Simulated*: an iteration takes 13 ms + 22 us per token + 0.062 us per token of context, which gives
+the paper's 46 ms for 384 requests of 1,024 tokens of context and 57 ms for 512. Services and
+promises are those of the hospital (configs/services/hospital.yaml), the lengths of requests
+assumptions. The policies and the step model are those of the server, between them a few lines that
+stand for vLLM; with ``--real`` its scheduler class, which takes minutes a run. Every run is stored
+as it ends; start it again with the same --out to go on.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
+import pathlib
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from heapq import nsmallest
 from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-ROOT: Final = Path(__file__).parents[1]
+from horizonserve import services
+from horizonserve.bench.intervals import mean_interval
+from horizonserve.bench.services_study import kept
+from horizonserve.config import Settings
+from horizonserve.policy.baselines import order_of, strictest_batch_tokens
+from horizonserve.policy.batch import Load, StepModel
+from horizonserve.policy.halo import Decodes, Halo, HaloLimits
+from horizonserve.policy.lending import Job
+from horizonserve.policy.slack import Ticket
+from horizonserve.slo import Path, RequestClass
+from horizonserve.workload.services import HOSPITAL, Call, make_calls
+
+ROOT: Final = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "serving"))
-
-from engine import make_request, make_scheduler, stop_clock  # noqa: E402
-from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
-
-from horizonserve import instance, services  # noqa: E402
-from horizonserve.bench.intervals import mean_interval  # noqa: E402
-from horizonserve.bench.services_study import kept  # noqa: E402
-from horizonserve.serving.plain import HorizonScheduler  # noqa: E402
-from horizonserve.workload.services import HOSPITAL, Call, make_calls  # noqa: E402
 
 TABLE: Final = ROOT / "configs" / "services" / "hospital.yaml"
 #: B, and with it the slots of the baselines; HALO's requests may outnumber it.
@@ -54,6 +61,8 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
     "halo": {"token_budget": BATCH_TOKENS},
     "halo-dynamic": {"scheduler": "halo", "dynamic_budget": True},
 }
+#: After the last arrival, until every first token is there or late.
+DRAIN_S: Final = 10.0
 #: Rounding of floating-point times is no violation.
 _EPSILON_S: Final = 1e-6
 
@@ -63,12 +72,150 @@ def iteration_s(tokens: int, context_tokens: int) -> float:
     return 0.013 + 22e-6 * tokens + 0.062e-6 * context_tokens
 
 
+class Stage:
+    """The requests of the server, and who computes in an iteration."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.model = StepModel()
+        self.running: list[Job] = []
+        self.waiting: list[Job] = []
+        table = services.load(TABLE)
+        changes = POLICIES[policy]
+        self.slots = changes.get("slots", SLOTS)
+        self.budget = changes.get("token_budget", TOKENS)
+        self.order = order_of(self.policy)
+        self.halo = None
+        if self.policy.startswith("halo"):
+            fixed = None if changes.get("dynamic_budget") else self.budget
+            limits = HaloLimits(table.strictest_tbt_s, TOKENS, fixed, Settings().max_bank_s)
+            self.halo = Halo(self.model, limits)
+
+    def arrive(self, job: Job) -> None:
+        """A request comes."""
+        self.order.arrived(job.ticket, (other.ticket for other in self.waiting))
+        self.waiting.append(job)
+
+    def plan(self, now_s: float) -> tuple[list[Job], list[Job], list[Job], int]:
+        """Decodes that compute, prompts that run, those that may enter, and tokens for all."""
+        decodes = [job for job in self.running if job.decode]
+        prefills = [job for job in self.running if not job.decode]
+        if self.halo is None:
+            tokens = self.budget
+            if self.policy.startswith("qoserve"):
+                static = self.policy == "qoserve-static"
+                tokens = strictest_batch_tokens(self.model, self.running, TOKENS, static)
+            return decodes, prefills, self._ordered(now_s), tokens
+        arrays = Decodes(
+            np.array([job.ticket.released_s for job in decodes], float),
+            np.array([job.ticket.tbt_s for job in decodes], float),
+            np.array([job.context_tokens for job in decodes], float),
+        )
+
+        def earliest(most: int) -> list[Job]:
+            free = min(most, self.slots - len(self.running))
+            return nsmallest(free, self.waiting, key=lambda job: job.ticket.deadline_s)
+
+        found = self.halo.plan(arrays, prefills, earliest, now_s)
+        computing = [decodes[index] for index in found.order[: found.computing].tolist()]
+        return computing, found.prefills, found.enter, found.tokens
+
+    def _ordered(self, now_s: float) -> list[Job]:
+        free = self.slots - len(self.running)
+        if free <= 0 or not self.waiting:
+            return []
+        jobs = {job.ticket: job for job in self.waiting}
+        return [jobs[ticket] for ticket in self.order.order(list(jobs), now_s)[:free]]
+
+    def iterate(self, now_s: float) -> tuple[float, list[Job]]:
+        """One iteration; when it ends, and who got a token."""
+        computing, prefills, enter, tokens = self.plan(now_s)
+        left = tokens - len(computing)
+        chunks = []
+        for job in (*prefills, *enter):
+            if left <= 0:
+                break
+            chunks.append((job, min(left, job.tokens)))
+            left -= chunks[-1][1]
+        contexts = 0
+        for job in computing:
+            job.context_tokens += 1
+            contexts += job.context_tokens
+        attention = float(contexts)
+        for job, count in chunks:
+            if not job.runs:
+                job.runs = True
+                self.waiting.remove(job)
+                self.running.append(job)
+                self.order.started(job.ticket)
+            attention += count * (job.context_tokens + count / 2)
+            job.context_tokens += count
+            job.tokens -= count
+            contexts += job.context_tokens
+        prompts = sum(count for _, count in chunks)
+        took_s = iteration_s(len(computing) + prompts, contexts)
+        self.model.observe(Load(len(computing), prompts, attention), took_s)
+        now_s += took_s
+        generated = computing + [job for job, _ in chunks if not job.tokens]
+        for job in generated:
+            first = not job.decode
+            job.decode, job.tokens = True, 1
+            self.order.generated(job.ticket, 1, first, now_s)
+            job.ticket.token(now_s)
+            job.to_generate -= 1
+        self.running = [job for job in self.running if job.to_generate > 0]
+        return now_s, generated
+
+
 def play(policy: str, calls: Sequence[Call], until_s: float) -> dict[str, list[float]]:
     """When each token of each request was generated, by request."""
+    table = services.load(TABLE)
+    stage = Stage(policy)
+    generated_s: dict[str, list[float]] = {f"r{i}": [] for i in range(len(calls))}
+    now_s, coming = 0.0, 0
+    while now_s <= until_s:
+        while coming < len(calls) and calls[coming].at_s <= now_s:
+            stage.arrive(_job(f"r{coming}", calls[coming], table))
+            coming += 1
+        if stage.running or stage.waiting:
+            now_s, generated = stage.iterate(now_s)
+            for job in generated:
+                generated_s[job.ticket.group].append(now_s)
+        elif coming < len(calls):
+            now_s = calls[coming].at_s
+        else:
+            break
+    return generated_s
+
+
+def _job(name: str, call: Call, table: services.Services) -> Job:
+    promise = table.promised(call.service, None)
+    ticket = Ticket(
+        name,
+        RequestClass.T2T,
+        Path.SHORT,
+        call.at_s,
+        call.at_s + promise.ttft_s,
+        promise.ttft_s,
+        promise.tbt_s,
+        call.service,
+        call.prompt_tokens,
+    )
+    return Job(None, ticket, call.prompt_tokens, 0, 0, call.answer_tokens, runs=False)
+
+
+def play_real(policy: str, calls: Sequence[Call], until_s: float) -> dict[str, list[float]]:
+    """The same on vLLM's scheduler with ours around it."""
+    from engine import make_scheduler, stop_clock
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    from horizonserve import instance
+    from horizonserve.serving.plain import HorizonScheduler
+
     logging.disable(logging.WARNING)
     settings = {"scheduler": policy} | POLICIES[policy]
     with tempfile.TemporaryDirectory() as records:
-        instance.DIRECTORY = Path(records)
+        instance.DIRECTORY = pathlib.Path(records)
         os.environ["HORIZON_SERVICES"] = str(TABLE)
         scheduler = make_scheduler(
             HorizonScheduler,
@@ -77,19 +224,21 @@ def play(policy: str, calls: Sequence[Call], until_s: float) -> dict[str, list[f
             blocks=BLOCKS,
             additional_config={"horizon": settings},
         )
+        # Its KV blocks alone are more objects than all else, and live to the end.
+        gc.freeze()
         stop_clock(scheduler)
-        clock, zero_s = scheduler.now_s, scheduler.now_s[0]
+        clock = scheduler.now_s
+        clock[0] = 0.0
         generated_s: dict[str, list[float]] = {f"r{i}": [] for i in range(len(calls))}
         coming = 0
         while coming < len(calls) or scheduler.has_unfinished_requests():
-            now_s = clock[0] - zero_s
-            if now_s > until_s:
+            if clock[0] > until_s:
                 break
-            while coming < len(calls) and calls[coming].at_s <= now_s:
-                _add(scheduler, f"r{coming}", calls[coming], zero_s)
+            while coming < len(calls) and calls[coming].at_s <= clock[0]:
+                _add(scheduler, f"r{coming}", calls[coming])
                 coming += 1
             if not scheduler.has_unfinished_requests():
-                clock[0] = zero_s + calls[coming].at_s
+                clock[0] = calls[coming].at_s
                 continue
             output = scheduler.schedule()
             names = list(output.num_scheduled_tokens)
@@ -101,14 +250,16 @@ def play(policy: str, calls: Sequence[Call], until_s: float) -> dict[str, list[f
                 done = request.num_computed_tokens >= request.num_tokens
                 sampled.append([7] if done else [])
                 if done:
-                    generated_s[request.request_id].append(clock[0] - zero_s)
+                    generated_s[request.request_id].append(clock[0])
             index = {name: i for i, name in enumerate(names)}
             scheduler.update_from_output(output, ModelRunnerOutput(names, index, sampled))
         scheduler.shutdown()
     return generated_s
 
 
-def _add(scheduler: Any, name: str, call: Call, zero_s: float) -> None:
+def _add(scheduler: Any, name: str, call: Call) -> None:
+    from engine import make_request
+
     scheduler.add_request(
         make_request(
             name,
@@ -118,15 +269,17 @@ def _add(scheduler: Any, name: str, call: Call, zero_s: float) -> None:
         )
     )
     ticket = scheduler.requests[name].horizonserve_ticket
-    late_s = scheduler.now_s[0] - zero_s - call.at_s
+    late_s = scheduler.now_s[0] - call.at_s
     ticket.arrival_s -= late_s
     ticket.deadline_s -= late_s
 
 
-def run(policy: str, rate_rps: float, seed: int, duration_s: float, burst: bool) -> dict[str, Any]:
+def run(
+    policy: str, rate_rps: float, seed: int, duration_s: float, burst: bool, real: bool
+) -> dict[str, Any]:
     """One run."""
     calls = make_calls(HOSPITAL, rate_rps, duration_s, seed, burst)
-    generated_s = play(policy, calls, duration_s + 60.0)
+    generated_s = (play_real if real else play)(policy, calls, duration_s + DRAIN_S)
     table = services.load(TABLE)
     return {"policy": policy, "rate_rps": rate_rps, "seed": seed, "burst": burst} | kept(
         [table.promised(call.service, None) for call in calls],
@@ -183,20 +336,21 @@ def _cell(some: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Config, seeds, run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--rates", type=float, nargs="+", default=[13.0, 15.0, 17.0, 19.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--duration-s", type=float, default=300.0)
     parser.add_argument("--burst", action="store_true")
+    parser.add_argument("--real", action="store_true", help="on the scheduler class of vLLM")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    file = a.out / f"runs-{a.duration_s:g}s.jsonl"
+    file = a.out / f"runs-{a.duration_s:g}s{'-real' if a.real else ''}.jsonl"
     runs = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(r["policy"], r["rate_rps"], r["seed"], r["burst"]) for r in runs}
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         under_way = [
-            pool.submit(run, policy, rate, seed, a.duration_s, a.burst)
+            pool.submit(run, policy, rate, seed, a.duration_s, a.burst, a.real)
             for seed in a.seeds
             for rate in a.rates
             for policy in a.policies
