@@ -208,7 +208,7 @@ def test_any_environment_is_settings_or_a_config_error(name: str, value: str) ->
 
 @pytest.mark.parametrize(
     "name",
-    ["configs/horizon.yaml", "configs/paper.yaml", "profiles/cpu-2-cores/qwen2.5-omni-small.yaml"],
+    ["configs/horizon.yaml", "configs/paper.yaml", "configs/cpu_2_cores_small.yaml"],
 )
 def test_the_shipped_files_are_valid(name: str) -> None:
     file = Path(__file__).parents[1] / name
