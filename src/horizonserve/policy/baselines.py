@@ -163,7 +163,9 @@ def strictest_batch_tokens(
         per_token_s = model.decode_s(REFERENCE_CONTEXT_TOKENS)
         fits = (target_s - model.fixed_s) / per_token_s if per_token_s > 0 else most
         return max(len(decodes) + 1, min(most, int(fits)))
-    return max(len(decodes) + 1, tokens_within(model, target_s * (1 - MARGIN), decodes, most))
+    return max(
+        len(decodes) + 1, tokens_within(model, target_s * (1 - MARGIN), decodes, most)
+    )
 
 
 def tokens_within(model: StepModel, target_s: float, decodes: Sequence[Job], most: int) -> int:

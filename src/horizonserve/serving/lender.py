@@ -144,7 +144,9 @@ class Lender(QueueView):
         tokens = self.max_num_scheduled_tokens
         if self._settings.scheduler.startswith("qoserve"):
             static = self._settings.scheduler == "qoserve-static"
-            tokens = strictest_batch_tokens(self._model, self._jobs(self.running), tokens, static)
+            tokens = strictest_batch_tokens(
+                self._model, self._jobs(self.running), tokens, static
+            )
         with self._at_most(tokens):
             output = super()._schedule_policy(throttle_prefills, free)
         if output.num_scheduled_tokens:

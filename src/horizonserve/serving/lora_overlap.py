@@ -16,7 +16,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -76,7 +76,14 @@ class LoraLayers:
         fork = self._fork(layer, x.numel() // x.shape[-1])
         if fork is None:
             return layer._apply_sync(x, bias)  # type: ignore[no-any-return]
-        return run(fork, self._overlap, work(layer, x, bias))
+
+        def base() -> torch.Tensor:
+            quant_method = layer._get_quant_method()
+            return quant_method.apply(layer.base_layer, x, bias)  # type: ignore[no-any-return]
+
+        stacks = layer.lora_a_stacked, layer.lora_b_stacked
+        parts = work(base, x, *stacks, layer.output_slices, layer.punica_wrapper)
+        return run(fork, self._overlap, parts)
 
     def _fork(self, layer: Any, tokens: int) -> Fork | None:
         """What runs the layer at this many tokens; None for one after the other."""
@@ -101,27 +108,36 @@ class LoraLayers:
 
 
 def work(
-    layer: Any, x: torch.Tensor, bias: torch.Tensor | None
+    base: Callable[[], torch.Tensor],
+    x: torch.Tensor,
+    lora_a: Sequence[torch.Tensor],
+    lora_b: Sequence[torch.Tensor],
+    slices: tuple[int, ...],
+    punica: Any,
 ) -> Work[torch.Tensor, torch.Tensor]:
-    """The parts of a LoRA layer's forward, with vLLM's kernels and in its order."""
-    flat = x.view(-1, x.shape[-1])
-    slices = layer.output_slices
-    lora_a, lora_b = layer.lora_a_stacked, layer.lora_b_stacked
+    """A layer with LoRA, with vLLM's kernels and in its order.
 
-    def base() -> torch.Tensor:
-        return layer._get_quant_method().apply(layer.base_layer, x, bias)  # type: ignore[no-any-return]
+    Args:
+        base: gives the base layer's output for ``x``.
+        x: tokens x inputs, or 1 x tokens x inputs.
+        lora_a: of each slice, adapters x 1 x rank x inputs.
+        lora_b: of each slice, adapters x 1 x outputs x rank.
+        slices: outputs of each slice.
+        punica: vLLM's wrapper of its kernels, which knows each token's adapter.
+    """
+    flat = x.view(-1, x.shape[-1])
 
     def shrink() -> torch.Tensor:
         # Not zeroed: what is not written is not read either.
         shape = (len(slices), flat.shape[0], lora_b[0].shape[-1])
         shrunk = torch.empty(shape, dtype=torch.float32, device=x.device)
-        layer.punica_wrapper.add_shrink(shrunk, flat, lora_a, 1.0)
+        punica.add_shrink(shrunk, flat, lora_a, 1.0)
         return shrunk
 
     def expand(output: torch.Tensor, shrunk: torch.Tensor) -> None:
         # A view, never a copy: it is written to.
         rows = output.view(-1, output.shape[-1])
-        layer.punica_wrapper.add_expand(rows, shrunk, lora_b, slices, add_inputs=True)
+        punica.add_expand(rows, shrunk, lora_b, slices, add_inputs=True)
 
     def zeros() -> torch.Tensor:
         return torch.zeros((*x.shape[:-1], sum(slices)), dtype=x.dtype, device=x.device)
