@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from operator import iadd
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from horizonserve.spatial.driver import Device, DriverError, resolved
@@ -67,8 +66,10 @@ def run(fork: Fork, overlap: Overlap, work: Work[Out, Shrunk]) -> Out:
         work.expand(delta, work.shrink())
         return delta
 
-    output, delta = fork.both(work.base, lora)
-    return iadd(output, delta)  # type: ignore[no-any-return]
+    found: tuple[Any, Out] = fork.both(work.base, lora)
+    output, delta = found
+    output += delta
+    return output  # type: ignore[no-any-return]
 
 
 class InTurn:

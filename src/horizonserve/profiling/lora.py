@@ -416,5 +416,5 @@ class Gpu:
             graph.replay()
             end.record()
         cuda.synchronize()
-        took_ms = [b.elapsed_time(e) for b, e in zip(begins[_WARM:], ends[_WARM:], strict=True)]
-        return median(took_ms) / 1e3
+        pairs = zip(begins[_WARM:], ends[_WARM:], strict=True)
+        return median(float(begin.elapsed_time(end)) for begin, end in pairs) / 1e3

@@ -75,11 +75,11 @@ class LoraLayers:
         """
         fork = self._fork(layer, x.numel() // x.shape[-1])
         if fork is None:
-            return layer._apply_sync(x, bias)  # type: ignore[no-any-return]
+            return layer._apply_sync(x, bias)
 
         def base() -> torch.Tensor:
             quant_method = layer._get_quant_method()
-            return quant_method.apply(layer.base_layer, x, bias)  # type: ignore[no-any-return]
+            return quant_method.apply(layer.base_layer, x, bias)
 
         stacks = layer.lora_a_stacked, layer.lora_b_stacked
         parts = work(base, x, *stacks, layer.output_slices, layer.punica_wrapper)
