@@ -141,13 +141,14 @@ class GreenFork:
 
 
 def splits(levels: Iterable[Level]) -> dict[Pair, tuple[Level, Side]]:
-    """Every pair that one split grants: its level, and which side of it the base layer takes."""
-    found: dict[Pair, tuple[Level, Side]] = {}
-    for level in levels:
-        group, rest = level.shared_sms, level.downstream_sms
-        found.setdefault((group, rest), (level, Side.SHARED))
-        found.setdefault((rest, group), (level, Side.DOWNSTREAM))
-    return found
+    """Every pair that one split grants: its level, and which side of it the base layer takes.
+
+    The group where there is a choice: only there the SMs of a thread block cluster are together.
+    """
+    levels = tuple(levels)
+    on_rest = {(x.downstream_sms, x.shared_sms): (x, Side.DOWNSTREAM) for x in levels}
+    on_group = {(x.shared_sms, x.downstream_sms): (x, Side.SHARED) for x in levels}
+    return on_rest | on_group
 
 
 def forks(device: Device, pairs: Iterable[Pair], streams: Streams) -> dict[Pair, GreenFork]:
