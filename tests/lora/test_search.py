@@ -114,7 +114,9 @@ def found(pair: Pair, counts: list[int]) -> tuple[float, float]:
         pair.total_sms,
     )
     got_us = pair.sequential_us if chosen is None else pair.step_us(*chosen[:2])
-    together_us = min(pair.step_us(b, l) for b in counts for l in counts if b + l <= pair.total_sms)
+    together_us = min(
+        pair.step_us(b, l) for b in counts for l in counts if b + l <= pair.total_sms
+    )
     return got_us, min(together_us, pair.sequential_us)
 
 
@@ -163,6 +165,8 @@ def test_none_where_one_after_the_other_is_as_good() -> None:
     ("base", "lora", "total"),
     [({}, {}, 32), ({8: 1.0}, {16: 1.0}, 32), ({24: 1.0}, {24: 1.0}, 32)],
 )
-def test_curves_that_do_not_fit(base: dict[int, float], lora: dict[int, float], total: int) -> None:
+def test_curves_that_do_not_fit(
+    base: dict[int, float], lora: dict[int, float], total: int
+) -> None:
     with pytest.raises(ValueError, match="fits twice"):
         search(base, lora, lambda *_: 1.0, 2.0, total)
