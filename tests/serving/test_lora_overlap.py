@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "spatial" / "fakes"))
+
+from fake_driver import compiled, skip_beside_a_real  # noqa: E402
 
 from horizonserve.config import load
 from horizonserve.lora.parallel import InTurn
@@ -23,6 +31,7 @@ from horizonserve.serving.lora_overlap import LoraLayers, unmet  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, RANK = 64, 4, 2, 16, 96, 8
 #: The CPU kernels take a token without an adapter for one with the last: that one stays zero.
+CUDA = "libcuda.so.1"
 ADAPTERS = 3
 NONE = ADAPTERS - 1
 SHAPES = {
@@ -353,6 +362,85 @@ def test_every_size_of_the_table_is_warm_before_the_cache_is_sized() -> None:
     assert seen == [(64, {"is_profile": True}), (8, warm), (32, warm)]
     runner._dummy_run(64)
     assert len(seen) == 4
+
+
+def child(tmp_path: Path, made: Table, **environment: str) -> tuple[dict[str, Any], str, list[str]]:
+    """A worker process on the fake driver: what it says, logs, and asks the driver for."""
+    pytest.importorskip("cuda.bindings")
+    skip_beside_a_real(CUDA)
+    library, log = compiled("libcuda.c", CUDA, tmp_path), tmp_path / "log"
+    path = tmp_path / "table.yaml"
+    save(made, path)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("lora_child.py"))],
+        env=os.environ
+        | {
+            "LD_LIBRARY_PATH": str(library.parent),
+            "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
+            "FAKE_LOG": str(log),
+            "HORIZON_LORA_TABLE": str(path),
+            lora_overlap.ENV_DUAL_STREAM: "1",
+        }
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    said = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    lines = log.read_text().splitlines() if log.exists() else []
+    return json.loads(said), done.stdout + done.stderr, lines
+
+
+def of_the_child(*pairs: tuple[int, int], **changes: Any) -> Table:
+    found = [
+        Row(
+            layer="o",
+            tokens=8 * number,
+            sequential_ms=1.0,
+            base_sms=base,
+            lora_sms=lora,
+            overlapped_ms=0.9,
+        )
+        for number, (base, lora) in enumerate(pairs, 1)
+    ]
+    return table(
+        platform=Platform(device="fake device", units=132),
+        model=Model(name="m", architecture="A", hidden_size=64, layers=2, dtype="bfloat16"),
+        versions=lora_overlap.facts.versions(),
+        layers={"o": Shape(inputs=4, outputs=4)},
+        rows=found,
+        **changes,
+    )
+
+
+def test_a_worker_gets_its_partitions_and_forks_between_them(tmp_path: Path) -> None:
+    said, _, lines = child(tmp_path, of_the_child((96, 36)))
+    # Eight tokens fork, sixteen are not in the table.
+    assert said["ran"] == ["base", "shrink", "expand", "all"]
+    assert said["outside"] == [False, False, True, True] and said["different"] == 3
+    assert said["profiles"] and not said["sequential"]
+    assert lines.count("context") == 2 and "-context" not in lines
+
+
+@pytest.mark.parametrize(
+    ("made", "environment", "why"),
+    [
+        (of_the_child((98, 34)), {}, "98 SMs to the base layer"),
+        (of_the_child((96, 36)), {"ARCHITECTURE": "B"}, "model.architecture is 'B' here"),
+        (of_the_child((96, 36)), {lora_overlap.ENV_DUAL_STREAM: "0"}, "was not set when"),
+        (of_the_child((96, 36), overlap="full"), {}, "lora_overlap is 'shrink' here"),
+        (of_the_child((96, 36)), {"FAKE_FAIL": "cuGreenCtxCreate:801:2"}, "cuGreenCtxCreate: "),
+        (of_the_child((96, 36)), {"FAKE_DRIVER": "12040"}, "12.5"),
+    ],
+)
+def test_a_worker_without_its_partitions_goes_on_without(
+    tmp_path: Path, made: Table, environment: dict[str, str], why: str
+) -> None:
+    said, logged, lines = child(tmp_path, made, **environment)
+    assert said["sequential"] and not said["profiles"]
+    assert logged.count("run one after the other") == 1 and why in logged
+    assert lines.count("context") == lines.count("-context")
 
 
 def test_the_supported_version_has_every_name() -> None:
