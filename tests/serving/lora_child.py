@@ -1,9 +1,14 @@
-"""A worker process on the fake driver that gets its LoRA layers from a table; prints JSON."""
+"""Workers on the fake driver that get their LoRA layers from tables; prints a line for each.
+
+Argument: a JSON list of what the environment has for each of them.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -65,7 +70,20 @@ class Layer:
         return x.clone()
 
 
-def main() -> None:
+class Kept(logging.Handler):
+    """What was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def attached(environment: dict[str, str]) -> dict[str, Any]:
+    """What came of a worker in this environment."""
+    os.environ |= environment
     config = SimpleNamespace(
         lora_config=SimpleNamespace(fully_sharded_loras=False, max_loras=3, max_lora_rank=8),
         parallel_config=SimpleNamespace(world_size=1, use_ubatching=False),
@@ -84,7 +102,10 @@ def main() -> None:
     worker = SimpleNamespace(
         vllm_config=config, device=SimpleNamespace(type="cuda", index=0), model_runner=runner
     )
+    logged = Kept()
+    lora_overlap.logger.addHandler(logged)
     lora_overlap.attach(worker)
+    lora_overlap.logger.removeHandler(logged)
     from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA as Stock
 
     layer: Any = Layer()
@@ -94,14 +115,15 @@ def main() -> None:
             layer._apply_sync = lambda x, _bias: layer.ran_on.append(("all", current[0]))
             Stock._apply_async_impl(layer, torch.ones(tokens, 4))
     streams = [stream for _, stream in layer.ran_on]
-    said = {
+    return {
+        "logged": logged.said,
         "sequential": sequential,
         "ran": [what for what, _ in layer.ran_on],
         "outside": [stream == 0 for stream in streams],
         "different": len(set(streams)),
         "profiles": runner.profile_run is not stock,
     }
-    print(json.dumps(said))
 
 
-main()
+for each in json.loads(sys.argv[1]):
+    print(json.dumps(attached(each)))

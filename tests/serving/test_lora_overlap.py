@@ -27,11 +27,11 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
 
 from horizonserve.serving import compat, lora_overlap  # noqa: E402
-from horizonserve.serving.lora_overlap import LoraLayers, unmet  # noqa: E402
+from horizonserve.serving.lora_overlap import ENV_DUAL_STREAM, LoraLayers, unmet  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, RANK = 64, 4, 2, 16, 96, 8
-#: The CPU kernels take a token without an adapter for one with the last: that one stays zero.
 CUDA = "libcuda.so.1"
+#: The CPU kernels take a token without an adapter for one with the last: that one stays zero.
 ADAPTERS = 3
 NONE = ADAPTERS - 1
 SHAPES = {
@@ -270,7 +270,7 @@ def arguments(**changes: Any) -> SimpleNamespace:
 def test_the_launch_refuses_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(lora_overlap.ENV_DUAL_STREAM, raising=False)
+    monkeypatch.delenv(ENV_DUAL_STREAM, raising=False)
     path = tmp_path / "table.yaml"
     settings, _ = load(environ={"HORIZON_LORA_TABLE": str(path)})
     with pytest.raises(SystemExit, match="give --enable-lora") as caught:
@@ -279,7 +279,7 @@ def test_the_launch_refuses_before_anything_starts(
     # This machine has none.
     with pytest.raises(SystemExit, match="NVIDIA GPU"):
         lora_overlap.prepare(arguments(), settings)
-    assert lora_overlap.ENV_DUAL_STREAM not in lora_overlap.os.environ
+    assert ENV_DUAL_STREAM not in lora_overlap.os.environ
 
 
 def test_the_launch_asks_for_two_streams_where_it_can(
@@ -287,7 +287,7 @@ def test_the_launch_asks_for_two_streams_where_it_can(
 ) -> None:
     from vllm.platforms import current_platform
 
-    monkeypatch.setenv(lora_overlap.ENV_DUAL_STREAM, "0")
+    monkeypatch.setenv(ENV_DUAL_STREAM, "0")
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _self: True)
     path = tmp_path / "table.yaml"
     settings, _ = load(environ={"HORIZON_LORA_TABLE": str(path)})
@@ -301,11 +301,11 @@ def test_the_launch_asks_for_two_streams_where_it_can(
     # Imported in this process, with one stream.
     import vllm.lora.layers  # noqa: F401
 
-    with pytest.raises(SystemExit, match=f"set {lora_overlap.ENV_DUAL_STREAM}=1"):
+    with pytest.raises(SystemExit, match=f"set {ENV_DUAL_STREAM}=1"):
         lora_overlap.prepare(arguments(), settings)
     monkeypatch.delitem(lora_overlap.sys.modules, "vllm.lora.layers.base_linear")
     lora_overlap.prepare(arguments(), settings)
-    assert lora_overlap.os.environ[lora_overlap.ENV_DUAL_STREAM] == "1"
+    assert lora_overlap.os.environ[ENV_DUAL_STREAM] == "1"
 
 
 @pytest.mark.parametrize("lora_config", [None, "some"])
@@ -364,34 +364,6 @@ def test_every_size_of_the_table_is_warm_before_the_cache_is_sized() -> None:
     assert len(seen) == 4
 
 
-def child(tmp_path: Path, made: Table, **environment: str) -> tuple[dict[str, Any], str, list[str]]:
-    """A worker process on the fake driver: what it says, logs, and asks the driver for."""
-    pytest.importorskip("cuda.bindings")
-    skip_beside_a_real(CUDA)
-    library, log = compiled("libcuda.c", CUDA, tmp_path), tmp_path / "log"
-    path = tmp_path / "table.yaml"
-    save(made, path)
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("lora_child.py"))],
-        env=os.environ
-        | {
-            "LD_LIBRARY_PATH": str(library.parent),
-            "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
-            "FAKE_LOG": str(log),
-            "HORIZON_LORA_TABLE": str(path),
-            lora_overlap.ENV_DUAL_STREAM: "1",
-        }
-        | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    said = next(line for line in done.stdout.splitlines() if line.startswith("{"))
-    lines = log.read_text().splitlines() if log.exists() else []
-    return json.loads(said), done.stdout + done.stderr, lines
-
-
 def of_the_child(*pairs: tuple[int, int], **changes: Any) -> Table:
     found = [
         Row(
@@ -414,33 +386,55 @@ def of_the_child(*pairs: tuple[int, int], **changes: Any) -> Table:
     )
 
 
-def test_a_worker_gets_its_partitions_and_forks_between_them(tmp_path: Path) -> None:
-    said, _, lines = child(tmp_path, of_the_child((96, 36)))
+def test_a_worker_gets_its_partitions_or_goes_on_without(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    skip_beside_a_real(CUDA)
+    library, log = compiled("libcuda.c", CUDA, tmp_path), tmp_path / "log"
+    good = {"ARCHITECTURE": "A", ENV_DUAL_STREAM: "1"}
+    cases: list[tuple[Table, dict[str, str], str]] = [
+        (of_the_child((96, 36)), good, "shrink"),
+        (of_the_child((98, 34)), good, "98 SMs to the base layer"),
+        (of_the_child((96, 36)), good | {"ARCHITECTURE": "B"}, "model.architecture is 'B' here"),
+        (of_the_child((96, 36), overlap="full"), good, "lora_overlap is 'shrink' here"),
+        (of_the_child((96, 36)), good | {ENV_DUAL_STREAM: "0"}, "was not set when"),
+    ]
+    environments = []
+    for number, (made, environment, _) in enumerate(cases):
+        path = tmp_path / f"{number}.yaml"
+        save(made, path)
+        environments.append(environment | {"HORIZON_LORA_TABLE": str(path)})
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("lora_child.py")),
+            json.dumps(environments),
+        ],
+        env=os.environ
+        | {
+            "LD_LIBRARY_PATH": str(library.parent),
+            "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
+            "FAKE_LOG": str(log),
+            ENV_DUAL_STREAM: "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    # vLLM logs to the same place.
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    first, *others = said
     # Eight tokens fork, sixteen are not in the table.
-    assert said["ran"] == ["base", "shrink", "expand", "all"]
-    assert said["outside"] == [False, False, True, True] and said["different"] == 3
-    assert said["profiles"] and not said["sequential"]
+    assert first["ran"] == ["base", "shrink", "expand", "all"]
+    assert first["outside"] == [False, False, True, True] and first["different"] == 3
+    assert first["profiles"] and not first["sequential"]
+    assert [(len(one["logged"]), one["sequential"], one["profiles"]) for one in others] == [
+        (1, True, False)
+    ] * (len(cases) - 1)
+    for one, (_, _, why) in zip(said, cases, strict=True):
+        assert why in one["logged"][-1]
+    lines = log.read_text().splitlines()
     assert lines.count("context") == 2 and "-context" not in lines
-
-
-@pytest.mark.parametrize(
-    ("made", "environment", "why"),
-    [
-        (of_the_child((98, 34)), {}, "98 SMs to the base layer"),
-        (of_the_child((96, 36)), {"ARCHITECTURE": "B"}, "model.architecture is 'B' here"),
-        (of_the_child((96, 36)), {lora_overlap.ENV_DUAL_STREAM: "0"}, "was not set when"),
-        (of_the_child((96, 36), overlap="full"), {}, "lora_overlap is 'shrink' here"),
-        (of_the_child((96, 36)), {"FAKE_FAIL": "cuGreenCtxCreate:801:2"}, "cuGreenCtxCreate: "),
-        (of_the_child((96, 36)), {"FAKE_DRIVER": "12040"}, "12.5"),
-    ],
-)
-def test_a_worker_without_its_partitions_goes_on_without(
-    tmp_path: Path, made: Table, environment: dict[str, str], why: str
-) -> None:
-    said, logged, lines = child(tmp_path, made, **environment)
-    assert said["sequential"] and not said["profiles"]
-    assert logged.count("run one after the other") == 1 and why in logged
-    assert lines.count("context") == lines.count("-context")
 
 
 def test_the_supported_version_has_every_name() -> None:
