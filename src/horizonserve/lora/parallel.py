@@ -26,7 +26,8 @@ Shrunk = TypeVar("Shrunk")
 Other = TypeVar("Other")
 
 #: What of the LoRA layer runs beside the base layer. ``shrink``: only x A; (x A) B is added to the
-#: base output after the join, by the same kernel as without overlap, so the bits are the same.
+#: base output after the join. These are the kernels and sums of the path without overlap, so the
+#: bits are the same wherever that path gives the same bits twice.
 #: ``full``: all of it, into zeros that are added after the join, which rounds once more.
 Overlap = Literal["shrink", "full"]
 #: SMs of the base layer and of the LoRA layer.

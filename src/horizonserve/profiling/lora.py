@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 from horizonserve import facts, profile
 from horizonserve.lora import search
-from horizonserve.lora.parallel import InTurn, Overlap, Pair, Work, forks, run, splits
+from horizonserve.lora.parallel import GreenFork, InTurn, Overlap, Pair, Work, forks, run, splits
 from horizonserve.lora.table import KINDS, Adapters, Kind, Row, Shape, Table, kept, save
 from horizonserve.spatial.driver import Device, DriverError
 from horizonserve.spatial.ladder import Die, Level, aligned, existing
@@ -132,7 +132,7 @@ def read_model(model: str) -> tuple[profile.Model, dict[Kind, Layer]]:
 
     try:
         config = AutoConfig.from_pretrained(model)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{model}: no configuration of a model ({error})") from error
     text = config.get_text_config()
     dtype = str(getattr(config, "dtype", None) or "bfloat16").removeprefix("torch.")
@@ -244,20 +244,10 @@ def measure(
     """
     require_cuda()
     named, layers = read_model(model)
-    platform = facts.platform()
     device = Device()
     plan = Plan(layers, config.tokens, counts(device.levels()), device.die.total_sms)
-    empty = Table(
-        kind=facts.kind(platform),
-        platform=platform,
-        model=named,
-        adapters=config.adapters,
-        overlap=config.overlap,
-        versions=facts.versions(),
-        date=datetime.date.today(),
-        layers={kind: layer.shape for kind, layer in layers.items()},
-    )
-    where = profile.place(out, platform, named)
+    empty = empty_table(named, layers, config)
+    where = profile.place(out, empty.platform, named)
     path = where.with_name(f"{where.stem}.lora.yaml")
     pairs = [(sms, plan.total_sms - sms) for sms in plan.counts]
     machine = Gpu(layers, config, named.dtype or "bfloat16", device, pairs)
@@ -265,6 +255,21 @@ def measure(
         kept(path, empty), plan, machine, config.budget_s, lambda now: save(now, path), say
     )
     return path, table, why
+
+
+def empty_table(model: profile.Model, layers: Mapping[Kind, Layer], config: LoraConfig) -> Table:
+    """The table of a model on this machine, without rows."""
+    platform = facts.platform()
+    return Table(
+        kind=facts.kind(platform),
+        platform=platform,
+        model=model,
+        adapters=config.adapters,
+        overlap=config.overlap,
+        versions=facts.versions(),
+        date=datetime.date.today(),
+        layers={kind: layer.shape for kind, layer in layers.items()},
+    )
 
 
 def require_cuda() -> None:
@@ -280,7 +285,7 @@ def require_cuda() -> None:
     if not torch.cuda.is_available():
         raise ValueError(
             f"torch {torch.__version__} sees no CUDA device: base and LoRA layers can only be"
-            " measured on a GPU; --dry-run prints the plan without one"
+            " measured on a GPU; `horizon-profile lora --dry-run` prints the plan without one"
         )
 
 
@@ -353,7 +358,7 @@ class Gpu:
 
     def alone_s(self, kind: Kind, tokens: int, part: str, sms: int) -> float:
         """See `Machine`. The other side of the split is idle."""
-        self._map(tokens)
+        self.assign(tokens)
         works = [self.work(kind, tokens, copy) for copy in self._copies]
 
         def base() -> None:
@@ -374,7 +379,7 @@ class Gpu:
 
         def each(one: Kind, parts: Work[Any, Any]) -> None:
             if pair is not None and one == kind:
-                run(self._forks[pair], self._overlap, parts)
+                run(self.fork(pair), self._overlap, parts)
             else:
                 run(InTurn(), "shrink", parts)
 
@@ -382,7 +387,7 @@ class Gpu:
 
     def layer_s(self, tokens: int, each: Callable[[Kind, Work[Any, Any]], object]) -> float:
         """Seconds of a decoder layer of which ``each`` runs every linear layer."""
-        self._map(tokens)
+        self.assign(tokens)
         works = [(kind, self.work(kind, tokens, copy)) for copy in self._copies for kind in KINDS]
 
         def step() -> None:
@@ -391,10 +396,16 @@ class Gpu:
 
         return self.timed_s(step) / len(self._copies)
 
-    def _map(self, tokens: int) -> None:
-        """Give every token an adapter, in turns."""
+    def assign(self, tokens: int, bare: bool = False) -> None:
+        """Give every token an adapter, in turns; with ``bare``, every third has none."""
         turns = self._torch.arange(tokens, dtype=self._torch.int32, device="cuda") % self._loras
+        if bare:
+            turns[::3] = -1
         self._punica.token_mapping_meta.prepare_tensors(turns)
+
+    def fork(self, pair: Pair) -> GreenFork:
+        """The partition of a pair that was made."""
+        return self._forks[pair]
 
     def timed_s(self, launch: Callable[[], object]) -> float:
         """Median seconds of what ``launch`` launches, captured and replayed."""
