@@ -26,7 +26,7 @@ from horizonserve.profile import Model, Platform, Versions
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
 
-from horizonserve.serving import compat, lora_overlap  # noqa: E402
+from horizonserve.serving import compat, launch, lora_overlap  # noqa: E402
 from horizonserve.serving.lora_overlap import ENV_DUAL_STREAM, LoraLayers, unmet  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, RANK = 64, 4, 2, 16, 96, 8
@@ -306,6 +306,12 @@ def test_the_launch_asks_for_two_streams_where_it_can(
     monkeypatch.delitem(lora_overlap.sys.modules, "vllm.lora.layers.base_linear")
     lora_overlap.prepare(arguments(), settings)
     assert lora_overlap.os.environ[ENV_DUAL_STREAM] == "1"
+
+
+def test_an_omni_server_is_told_that_it_is_not_for_it(tmp_path: Path) -> None:
+    settings, _ = load(environ={"HORIZON_LORA_TABLE": str(tmp_path)})
+    with pytest.raises(SystemExit, match="vllm serve only"):
+        launch._enable_omni(arguments(), settings)
 
 
 @pytest.mark.parametrize("lora_config", [None, "some"])

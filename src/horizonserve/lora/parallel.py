@@ -70,7 +70,7 @@ def run(fork: Fork, overlap: Overlap, work: Work[Out, Shrunk]) -> Out:
     found: tuple[Any, Out] = fork.both(work.base, lora)
     output, delta = found
     output += delta
-    return output  # type: ignore[no-any-return]
+    return output
 
 
 class InTurn:

@@ -125,7 +125,7 @@ def work(
         slices: outputs of each slice.
         punica: vLLM's wrapper of its kernels, which knows each token's adapter.
     """
-    flat = x.view(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1])
 
     def shrink() -> torch.Tensor:
         # Not zeroed: what is not written is not read either.
