@@ -47,6 +47,8 @@ START_ONLY: Final = (
     "paced",
     "first_token",
     "on_finish",
+    "lora_table",
+    "lora_overlap",
 )
 
 
@@ -171,6 +173,12 @@ class Settings(BaseSettings):
     pressure: Literal["utilization", "dram"] = "utilization"
     #: Capture CUDA graphs once per level; without it a stage with graphs cannot be capped.
     graphs_per_level: bool = False
+
+    #: What `horizon-profile lora` wrote: base and LoRA layers run side by side as it says (HALO 4).
+    lora_table: Annotated[str, Field(max_length=256)] | None = None
+    #: What of a LoRA layer runs beside its base layer: the half that leaves all bits as they are,
+    #: or all of it, which rounds once more.
+    lora_overlap: Literal["shrink", "full"] = "shrink"
 
     #: Usable slots of the shared stage; at most, and by default, its ``max_num_seqs``.
     slots: Count | None = None
@@ -419,6 +427,8 @@ def _remedy(field: str) -> str:
         "spatial_backend": "auto, green, cores or dry-run",
         "pressure": "utilization or dram",
         "b_sat": "a number above 0 and at most 1, such as 0.9",
+        "lora_table": "the path of a file that `horizon-profile lora` wrote",
+        "lora_overlap": "shrink or full",
         "step_log": "the path of a file in a directory that exists and can be written to",
         "min_dwell_s": "a number of seconds from 0 to 60, such as 0.5",
     }

@@ -12,7 +12,10 @@ from rich.table import Table
 
 from horizonserve.bench.live import LiveError
 from horizonserve.bench.server import ServerError
+from horizonserve.lora.table import Adapters
+from horizonserve.lora.table import Table as LoraTable
 from horizonserve.profile import Profile, ProfileError
+from horizonserve.profiling import lora as sweep
 from horizonserve.profiling.plan import Grid
 from horizonserve.profiling.samples import SamplesError
 from horizonserve.slo import RequestClass
@@ -175,6 +178,106 @@ def sm(
     if why:
         console.print(f"partial: {why}", style="bold yellow", highlight=False, markup=False)
         raise typer.Exit(1)
+
+
+@app.command()
+def lora(
+    model: Annotated[str, typer.Argument(help="Model to serve, as for vllm serve.")],
+    max_loras: Annotated[int, typer.Option(help="As for vllm serve.", min=1)] = 4,
+    max_lora_rank: Annotated[int, typer.Option(help="As for vllm serve.", min=1)] = 16,
+    tokens: Annotated[
+        str | None, typer.Option(help="Padded numbers of tokens, such as 8,64,256.")
+    ] = None,
+    overlap: Annotated[
+        str, typer.Option(help="shrink (all bits stay as they are) or full.")
+    ] = "shrink",
+    budget: Budget = "30m",
+    out: Out = Path("profiles"),
+    dry_run: DryRun = False,
+    total_sms: Annotated[
+        int | None, typer.Option(help="With --dry-run: SMs of a GPU that is not here.", min=1)
+    ] = None,
+    granule: Annotated[
+        int, typer.Option(help="With --total-sms: the multiple in which SMs are granted.", min=1)
+    ] = 8,
+) -> None:
+    """Search which SMs base and LoRA layers get side by side, for each layer and batch size.
+
+    Goes on from the table that is there. Exit code 0: complete, 1: partial, 2: nothing measured.
+
+    Example: horizon-profile lora MODEL --max-loras 4 --max-lora-rank 16
+    """
+    console = Console()
+    if overlap not in ("shrink", "full"):
+        raise _fail(f"--overlap {overlap}: give shrink or full")
+    config = sweep.LoraConfig(
+        adapters=Adapters(max_loras=max_loras, max_rank=max_lora_rank),
+        tokens=_token_counts(tokens) if tokens else sweep.TOKENS,
+        overlap="shrink" if overlap == "shrink" else "full",
+        budget_s=seconds(budget),
+    )
+    try:
+        if dry_run:
+            _show_lora_plan(console, sweep.planned(model, config, total_sms, granule), config)
+            return
+        path, table, why = sweep.measure(
+            model, config, out, lambda words: console.print(words, highlight=False)
+        )
+    except KeyboardInterrupt as interrupt:
+        console.print(f"interrupted; the same command goes on from what is in {out}")
+        raise typer.Exit(130) from interrupt
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _fail(error) from error
+    _show_partitions(console, table)
+    console.print(f"{path}", highlight=False)
+    if why:
+        console.print(f"partial: {why}", style="bold yellow", highlight=False, markup=False)
+        raise typer.Exit(1 if table.rows else 2)
+
+
+def _token_counts(text: str) -> tuple[int, ...]:
+    """``8,64`` as numbers.
+
+    Raises:
+        typer.BadParameter: one of them is no number above 0.
+    """
+    try:
+        found = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: give whole numbers, such as 8,64,256") from error
+    if found[0] < 1:
+        raise typer.BadParameter(f"{text!r}: give numbers above 0")
+    return found
+
+
+def _show_lora_plan(console: Console, plan: sweep.Plan, config: sweep.LoraConfig) -> None:
+    table = Table("layer", "inputs", "outputs", "tokens")
+    for kind, layer in plan.layers.items():
+        outputs = " + ".join(map(str, layer.slices))
+        table.add_row(kind, str(layer.inputs), outputs, ", ".join(map(str, plan.tokens)))
+    console.print(table)
+    console.print(
+        f"{len(plan.counts)} counts of {plan.total_sms} SMs: {', '.join(map(str, plan.counts))}",
+        highlight=False,
+    )
+    minutes = min(plan.guess_s, config.budget_s) / 60
+    console.print(f"about {minutes:.0f} minutes, at most {config.budget_s / 60:.0f}")
+
+
+def _show_partitions(console: Console, found: LoraTable) -> None:
+    table = Table(
+        "layer", "tokens", "base + LoRA SMs", "ms", "one after the other", title=found.kind
+    )
+    for row in found.rows:
+        pair = row.pair
+        table.add_row(
+            row.layer,
+            str(row.tokens),
+            f"{pair[0]} + {pair[1]}" if pair else "-",
+            _figure(row.overlapped_ms),
+            _figure(row.sequential_ms),
+        )
+    console.print(table)
 
 
 def _show_levels(console: Console, profile: Profile) -> None:

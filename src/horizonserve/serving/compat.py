@@ -118,6 +118,25 @@ GRAPHS: Final[tuple[Name, ...]] = (
     ("vllm_omni.config.model", "OmniModelConfig.use_v2_model_runner"),
 )
 
+LORA_OVERLAP: Final[tuple[Name, ...]] = (
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA._apply_async_impl"),
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA._apply_sync"),
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA._get_quant_method"),
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA.base_layer"),
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA.input_size"),
+    # These two set what the layers compute with.
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA.create_lora_weights"),
+    ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA.set_mapping"),
+    ("vllm.lora.punica_wrapper.punica_base", "PunicaWrapperBase.add_shrink"),
+    ("vllm.lora.punica_wrapper.punica_base", "PunicaWrapperBase.add_expand"),
+    ("vllm.model_executor.layers.linear", "LinearBase.prefix"),
+    ("vllm.compilation.breakable_cudagraph", "BreakableCUDAGraphCapture.is_active"),
+    ("vllm.envs", "VLLM_LORA_ENABLE_DUAL_STREAM"),
+    ("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_device"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_run"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.profile_run"),
+)
+
 
 class CompatError(RuntimeError):
     """The installed vLLM or vLLM-Omni lacks something that this package needs."""

@@ -100,6 +100,11 @@ def _take_flag(args: Any) -> str | None:
 
 
 def _enable_omni(args: Any, settings: Settings) -> None:
+    if settings.lora_table is not None:
+        sys.exit(
+            f"horizonserve: lora_table={settings.lora_table!r}: base and LoRA layers run side by"
+            " side under vllm serve only; remove it"
+        )
     from horizonserve.serving import answers, front_end, hooks, pipelines
 
     compat.require(compat.LAUNCH)
@@ -125,6 +130,10 @@ def _enable_plain(args: Any, settings: Settings) -> None:
             f" adapter each, but --max-loras={args.max_loras}; give --max-loras {len(adapters)}"
         )
     _pace(settings, table, omni=False)
+    if settings.lora_table is not None:
+        from horizonserve.serving import lora_overlap
+
+        lora_overlap.prepare(args, settings)
 
 
 def _services(settings: Settings) -> Services:
@@ -152,7 +161,7 @@ def enable_in_child() -> None:
     command_line = {"vllm_omni.entrypoints.cli.serve", "vllm.entrypoints.cli.serve"}
     if multiprocessing.parent_process() is None and command_line & sys.modules.keys():
         return  # its flag may yet say default; ``validate`` decides
-    from horizonserve.serving import answers, front_end, hooks, pipelines
+    from horizonserve.serving import answers, front_end, hooks, lora_overlap, pipelines
 
     if "vllm_omni.config.pipeline_registry" in sys.modules:
         pipelines.install()
@@ -160,6 +169,7 @@ def enable_in_child() -> None:
             hooks.prepare(load()[0])
             answers.prepare()
     hooks.install()
+    lora_overlap.install()
     if "vllm_omni.entrypoints.openai.serving_chat" in sys.modules:
         front_end.install()
         settings, _ = load()

@@ -8,8 +8,8 @@ it is launched.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -18,12 +18,16 @@ from horizonserve.spatial.driver import Device, DriverError, Split, bindings, ca
 from horizonserve.spatial.ladder import Level, Side
 
 
-class Streams(Protocol):
-    """The framework that launches work; torch in a server."""
+class Wraps(Protocol):
+    """Makes streams of a framework."""
 
     def wrap(self, pointer: int) -> Any:
         """A stream of the framework from a driver's handle."""
         ...
+
+
+class Streams(Wraps, Protocol):
+    """The framework that launches work; torch in a server."""
 
     def use(self, stream: Any) -> AbstractContextManager[int]:
         """Launch on ``stream`` inside the context; gives the handle of the surrounding stream."""
@@ -63,8 +67,13 @@ def refusals(mps: bool, environment: Mapping[str, str] = os.environ) -> list[str
     return [wrong for wrong in conditions(mps, environment).values() if wrong is not None]
 
 
+Undo = list[Callable[[], object]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rung:
+class Rung:
+    """A green context with the SMs of one side of a split, its stream and two events."""
+
     context: Any
     handle: Any
     stream: Any
@@ -88,60 +97,19 @@ class GreenBackend:
         self.levels = levels
         self._streams = streams
         #: None for the whole, which runs on the surrounding stream.
-        self._rungs: dict[Level, _Rung | None] = {}
+        self._rungs: dict[Level, Rung | None] = {}
         # Looked up once: four of these calls go with every forward.
         self._record = resolved("cuEventRecord")
         self._wait = resolved("cuStreamWaitEvent")
-        undo: list[Callable[[], object]] = []
-        pushed = False
-        try:
-            # Green contexts are made of a device whose primary context is active.
-            if not int(call("cuCtxGetCurrent")):
-                primary = call("cuDevicePrimaryCtxRetain", device.handle)
-                undo.append(lambda: call("cuDevicePrimaryCtxRelease", device.handle))
-                call("cuCtxPushCurrent", primary)
-                pushed = True
-                undo.append(_pop)
+        with making(device) as undo:
             for level in levels:
-                self._rungs[level] = None if level.whole else self._make(device, level, side, undo)
-            if pushed:
-                # Not twice: a second pop would take a context that is not ours.
-                undo.remove(_pop)
-                _pop()
-            # The levels live as long as this object, so no other object has their id.
-            self._by_id = {id(level): self._rungs[level] for level in levels}
-        except BaseException as error:
-            for step in reversed(undo):
-                try:
-                    step()
-                except DriverError as second:
-                    error.add_note(f"undoing it failed too: {second}")
-            raise
-
-    def _make(
-        self, device: Device, level: Level, side: Side, undo: list[Callable[[], object]]
-    ) -> _Rung:
-        driver = bindings()
-        split = device.split(level.shared_sms)
-        if split.level != level:
-            raise DriverError(device.split_function, f"{level} has become {split.level}")
-        descriptor = call("cuDevResourceGenerateDesc", [_side(split, side)], 1)
-        flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-        context = call("cuGreenCtxCreate", descriptor, device.handle, flag)
-        undo.append(lambda: call("cuGreenCtxDestroy", context))
-        sms = int(call("cuGreenCtxGetDevResource", context, device.sm_type).sm.smCount)
-        wanted = level.shared_sms if side is Side.SHARED else level.downstream_sms
-        if sms != wanted:
-            raise DriverError("cuGreenCtxGetDevResource", f"{sms} SMs, not the {wanted} granted")
-        kind = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        handle = call("cuGreenCtxStreamCreate", context, kind, 0)
-        undo.append(lambda: call("cuStreamDestroy", handle))
-        events = []
-        for _ in range(2):
-            event = call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-            undo.append(lambda event=event: call("cuEventDestroy", event))  # type: ignore[misc]
-            events.append(event)
-        return _Rung(context, handle, self._streams.wrap(int(handle)), *events)
+                self._rungs[level] = (
+                    None
+                    if level.whole
+                    else make_rung(device, granted(device, level), side, streams, undo)
+                )
+        # The levels live as long as this object, so no other object has their id.
+        self._by_id = {id(level): self._rungs[level] for level in levels}
 
     def activate(self, level: Level) -> AbstractContextManager[None]:
         """Launch on the level's stream, ordered after what came before and before what follows.
@@ -161,6 +129,74 @@ class GreenBackend:
         return _Activation(rung, self._streams.use(rung.stream), self._record, self._wait)
 
 
+@contextmanager
+def making(device: Device) -> Iterator[Undo]:
+    """Green contexts may be made inside; what was made is gone again where that fails.
+
+    Gives the list that gets a step for everything that was made.
+    """
+    undo: Undo = []
+    pushed = False
+    try:
+        # Green contexts are made of a device whose primary context is active.
+        if not int(call("cuCtxGetCurrent")):
+            primary = call("cuDevicePrimaryCtxRetain", device.handle)
+            undo.append(lambda: call("cuDevicePrimaryCtxRelease", device.handle))
+            call("cuCtxPushCurrent", primary)
+            pushed = True
+            undo.append(_pop)
+        yield undo
+        if pushed:
+            # Not twice: a second pop would take a context that is not ours.
+            undo.remove(_pop)
+            _pop()
+    except BaseException as error:
+        for step in reversed(undo):
+            try:
+                step()
+            except DriverError as second:
+                error.add_note(f"undoing it failed too: {second}")
+        raise
+
+
+def granted(device: Device, level: Level) -> Split:
+    """The split of a level.
+
+    Raises:
+        DriverError: the call failed, or the level is not granted any more as it was.
+    """
+    split = device.split(level.shared_sms)
+    if split.level != level:
+        raise DriverError(device.split_function, f"{level} has become {split.level}")
+    return split
+
+
+def make_rung(device: Device, split: Split, side: Side, streams: Wraps, undo: Undo) -> Rung:
+    """A context with one side of a split, inside `making`.
+
+    Raises:
+        DriverError: a call failed, or the context has other SMs than the side.
+    """
+    driver = bindings()
+    descriptor = call("cuDevResourceGenerateDesc", [_side(split, side)], 1)
+    flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    context = call("cuGreenCtxCreate", descriptor, device.handle, flag)
+    undo.append(lambda: call("cuGreenCtxDestroy", context))
+    sms = int(call("cuGreenCtxGetDevResource", context, device.sm_type).sm.smCount)
+    wanted = split.level.shared_sms if side is Side.SHARED else split.level.downstream_sms
+    if sms != wanted:
+        raise DriverError("cuGreenCtxGetDevResource", f"{sms} SMs, not the {wanted} granted")
+    kind = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    handle = call("cuGreenCtxStreamCreate", context, kind, 0)
+    undo.append(lambda: call("cuStreamDestroy", handle))
+    events = []
+    for _ in range(2):
+        event = call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        undo.append(lambda event=event: call("cuEventDestroy", event))  # type: ignore[misc]
+        events.append(event)
+    return Rung(context, handle, streams.wrap(int(handle)), *events)
+
+
 def _pop() -> None:
     call("cuCtxPopCurrent")
 
@@ -176,7 +212,7 @@ class _Activation:
 
     def __init__(
         self,
-        rung: _Rung,
+        rung: Rung,
         use: AbstractContextManager[int],
         record: Callable[..., Any],
         wait: Callable[..., Any],

@@ -22,6 +22,17 @@ class TorchStreams:
         """A torch stream around the driver's; it does not own it."""
         return self._cuda.ExternalStream(pointer, device=self._device)
 
+    def current(self) -> int:
+        """The handle of the stream that is launched on."""
+        return int(self._cuda.current_stream(self._device).cuda_stream)
+
+    def on(self, stream: Any) -> AbstractContextManager[None]:
+        """Launch on the stream inside the context, also while a graph is captured.
+
+        Unlike `use` it leaves freed memory alone, and orders nothing either.
+        """
+        return self._cuda.stream(stream)  # type: ignore[no-any-return]
+
     def use(self, stream: Any) -> AbstractContextManager[int]:
         """Launch on the stream inside the context; gives the surrounding stream's handle."""
         if stream is not self._last:

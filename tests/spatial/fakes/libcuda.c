@@ -8,6 +8,7 @@
  * FAKE_UUID   every byte of the device's UUID (0)
  * FAKE_MPS    the MPS attribute (0)          FAKE_FAIL    CALL:CODE[:N],.. fails from call N (1)
  * FAKE_LOG    file that gets one line per call that makes, destroys or orders something
+ * FAKE_WHO    1: what orders something says which SMs and which event, such as "wait 0-96 3"
  * FAKE_SALT   1: the opaque bytes of a split differ from process to process
  * FAKE_HANG   CALL that never returns        FAKE_CRASH   CALL that ends the process
  */
@@ -147,13 +148,19 @@ int cuGreenCtxStreamCreate(Stream **s, Context *c, unsigned flags, int priority)
 /* No work is ever launched, so a stream is always done. */
 int cuStreamSynchronize(Stream *s) { BEGIN("cuStreamSynchronize"); (void)s; return 0; }
 int cuStreamDestroy_v2(Stream *s) { BEGIN("cuStreamDestroy"); (void)s; note("-stream"); return 0; }
-int cuEventCreate(void **e, unsigned f) { BEGIN("cuEventCreate"); (void)f; *e = malloc(1);
-    note("event"); return 0; }
-int cuEventDestroy_v2(void *e) { BEGIN("cuEventDestroy"); (void)e; note("-event"); return 0; }
-int cuEventRecord(void *e, Stream *s) { BEGIN("cuEventRecord"); (void)e;
-    note(s ? "record level" : "record outer"); return 0; }
-int cuStreamWaitEvent(Stream *s, void *e, unsigned f) { BEGIN("cuStreamWaitEvent"); (void)e;
-    (void)f; note(s ? "wait level" : "wait outer"); return 0; }
+static void order(const char *verb, const Stream *s, const int *e) {
+    char line[64];
+    if (!setting("FAKE_WHO", 0)) snprintf(line, sizeof line, "%s %s", verb, s ? "level" : "outer");
+    else if (!s) snprintf(line, sizeof line, "%s outer %d", verb, *e);
+    else snprintf(line, sizeof line, "%s %u-%u %d", verb, s->context->first, s->context->end, *e);
+    note(line);
+}
+int cuEventCreate(int **e, unsigned f) { BEGIN("cuEventCreate"); (void)f; static int made;
+    *e = malloc(sizeof **e); **e = ++made; note("event"); return 0; }
+int cuEventDestroy_v2(int *e) { BEGIN("cuEventDestroy"); (void)e; note("-event"); return 0; }
+int cuEventRecord(int *e, Stream *s) { BEGIN("cuEventRecord"); order("record", s, e); return 0; }
+int cuStreamWaitEvent(Stream *s, int *e, unsigned f) { BEGIN("cuStreamWaitEvent"); (void)f;
+    order("wait", s, e); return 0; }
 
 #define S(name, since) {#name, since, (void *)name}
 #define V(name, since) {#name, since, (void *)name##_v2}
