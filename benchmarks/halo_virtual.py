@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from heapq import nsmallest
 from typing import Any, Final
 
 import numpy as np
@@ -36,9 +35,11 @@ from horizonserve.bench.services_study import kept
 from horizonserve.config import Settings
 from horizonserve.policy.baselines import order_of, strictest_batch_tokens
 from horizonserve.policy.batch import Load, StepModel
+from horizonserve.policy.edf import LostLast, earliest_deadline_first
 from horizonserve.policy.halo import Decodes, Halo, HaloLimits
 from horizonserve.policy.lending import Job
 from horizonserve.policy.slack import Ticket
+from horizonserve.policy.waiting import Waiting
 from horizonserve.slo import Path, RequestClass
 from horizonserve.workload.services import HOSPITAL, Call, make_calls
 
@@ -56,8 +57,10 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
     "fcfs": {"slots": BATCH_TOKENS, "token_budget": BATCH_TOKENS},
     "vtc-t": {"slots": BATCH_TOKENS, "token_budget": BATCH_TOKENS},
     "vtc-r": {"slots": BATCH_TOKENS, "token_budget": BATCH_TOKENS},
-    "qoserve-static": {"slots": BATCH_TOKENS},
+    "qoserve-static": {"slots": BATCH_TOKENS, "token_budget": BATCH_TOKENS},
     "qoserve": {"slots": BATCH_TOKENS},
+    # As in the paper; with those last whose deadline has passed; and with B from predicted times.
+    "halo-paper": {"scheduler": "halo", "token_budget": BATCH_TOKENS, "lost": "protect"},
     "halo": {"token_budget": BATCH_TOKENS},
     "halo-dynamic": {"scheduler": "halo", "dynamic_budget": True},
 }
@@ -88,8 +91,12 @@ class Stage:
         self.halo = None
         if self.policy.startswith("halo"):
             fixed = None if changes.get("dynamic_budget") else self.budget
-            limits = HaloLimits(table.strictest_tbt_s, TOKENS, fixed, Settings().max_bank_s)
+            usual = Settings().changed({"lost": changes.get("lost", "demote")})
+            limits = HaloLimits(
+                table.strictest_tbt_s, TOKENS, fixed, usual.max_bank_s, usual.lost == "demote"
+            )
             self.halo = Halo(self.model, limits)
+        self.lost_last = LostLast()
 
     def arrive(self, job: Job) -> None:
         """A request comes."""
@@ -100,11 +107,12 @@ class Stage:
         """Decodes that compute, prompts that run, those that may enter, and tokens for all."""
         decodes = [job for job in self.running if job.decode]
         prefills = [job for job in self.running if not job.decode]
-        if self.halo is None:
+        halo = self.halo
+        if halo is None:
             tokens = self.budget
             if self.policy.startswith("qoserve"):
                 static = self.policy == "qoserve-static"
-                tokens = strictest_batch_tokens(self.model, self.running, TOKENS, static)
+                tokens = strictest_batch_tokens(self.model, self.running, self.budget, static)
             return decodes, prefills, self._ordered(now_s), tokens
         arrays = Decodes(
             np.array([job.ticket.released_s for job in decodes], float),
@@ -114,9 +122,16 @@ class Stage:
 
         def earliest(most: int) -> list[Job]:
             free = min(most, self.slots - len(self.running))
-            return nsmallest(free, self.waiting, key=lambda job: job.ticket.deadline_s)
+            jobs = {job.ticket: job for job in self.waiting}
+            groups = Waiting(jobs)
+            if halo.limits.lost_last:
+                by_s = now_s + halo.limits.tbt_min_s
+                tickets = self.lost_last.order(groups, free, by_s)
+            else:
+                tickets = earliest_deadline_first(groups, free)
+            return [jobs[ticket] for ticket in tickets]
 
-        found = self.halo.plan(arrays, prefills, earliest, now_s)
+        found = halo.plan(arrays, prefills, earliest, now_s)
         computing = [decodes[index] for index in found.order[: found.computing].tolist()]
         return computing, found.prefills, found.enter, found.tokens
 
@@ -148,6 +163,7 @@ class Stage:
                 self.waiting.remove(job)
                 self.running.append(job)
                 self.order.started(job.ticket)
+                self.lost_last.entered(job.ticket, now_s)
             attention += count * (job.context_tokens + count / 2)
             job.context_tokens += count
             job.tokens -= count

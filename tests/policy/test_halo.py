@@ -191,10 +191,12 @@ def test_a_request_for_a_later_stage_never_sits_out() -> None:
 
 
 def test_one_that_needs_more_than_there_is_enters_an_idle_stage() -> None:
-    halo = Halo(Steady(), limits(None))
-    halo.limits = HaloLimits(0.050, 1, None)
-    waiting = [prompt(1, tbt_s=0.01), prompt(1)]
-    assert planned(halo, [], waiting, 0.0).enter == waiting[:1]
+    class Slow(Steady):
+        def decode_s(self, context_tokens: float) -> float:
+            return 1.0
+
+    waiting = [prompt(1), prompt(1)]
+    assert planned(Halo(Slow(), limits(None)), [], waiting, 0.0).enter == waiting[:1]
 
 
 def test_a_burst_enters_in_a_few_iterations() -> None:
@@ -243,8 +245,8 @@ def test_every_iteration(
     assert sorted(map(id, plan.run + plan.lend)) == sorted(map(id, decodes + prefills))
     computing = [job for job in plan.run if job.decode]
     urgent = [job for job in decodes if bank_s(job, 0.0) < ITERATION_S]
-    assert set(urgent) <= set(computing)
-    assert len(computing) <= max(batch_tokens, len(urgent))
+    assert set(urgent) <= set(computing) or len(computing) == batch_tokens
+    assert len(computing) <= batch_tokens
     assert all(bank_s(ran, 0.0) <= bank_s(sat, 0.0) for ran in computing for sat in plan.lend)
     assert 1 <= plan.tokens <= batch_tokens
     assert plan.run or not decodes

@@ -161,7 +161,8 @@ def strictest_batch_tokens(
         return most
     if static:
         per_token_s = model.decode_s(REFERENCE_CONTEXT_TOKENS)
-        fits = (target_s - model.fixed_s) / per_token_s if per_token_s > 0 else most
+        left_s = target_s * (1 - MARGIN) - model.fixed_s
+        fits = left_s / per_token_s if per_token_s > 0 else most
         return max(len(decodes) + 1, min(most, int(fits)))
     return max(len(decodes) + 1, tokens_within(model, target_s * (1 - MARGIN), decodes, most))
 

@@ -7,20 +7,21 @@ the time of the next iteration:
     slack = R_g - t          (at the paper's iteration boundaries the same as its Equations 2 and 3:
                              + TBT - T where it computed, - T where it did not)
     urgent                   slack < T: it cannot sit out this iteration
-    capacity                 sum of min(1, TBT_min / TBT_i) over all that run <= B
+    use                      u_i = min(1, TBT_min / TBT_i): in how many iterations it computes
+    capacity                 sum of u_i over all that run <= B
 
 Each iteration has B tokens, the largest batch that keeps the strictest TBT:
 
-1. waiting requests enter, earliest TTFT deadline first, while slots and capacity last;
+1. waiting requests enter, earliest TTFT deadline first (edf.py), while slots and capacity last;
 2. urgent decodes take a token each, least slack first;
 3. prompts take what is left, earliest TTFT deadline first;
 4. other decodes take the rest, least slack first; the others sit out this iteration.
 
-B is fixed, or found anew for each iteration from the predicted times: the decodes with the least
-slack, then prompt tokens, for as long as the iteration ends within the strictest TBT. A decode with
-more than ``max_bank_s`` in the bank sits out where others compute: its token would be one that its
-user may never wait for, and makes the iteration longer. A request for a later stage (LONG) has no
-TBT: it is urgent.
+B is a number of tokens, or with ``batch_tokens=None`` a time: an iteration is filled, in that
+order, as long as it is predicted to end within the strictest TBT, and capacity is the sum of u_i
+times what a token of i takes. A decode with more than ``max_bank_s`` in the bank sits out where
+others compute: its token would be one that its user may never wait for, and makes the iteration
+longer. A request for a later stage (LONG) has no TBT: it is urgent.
 
 Decodes are arrays, one entry each: with hundreds of them everything else in this file costs less
 than looking at each of them would.
@@ -57,9 +58,11 @@ class HaloLimits:
     tbt_min_s: float
     #: Tokens, decodes and prompts together, at most.
     most_tokens: int
-    #: B, at most ``most_tokens``; None: from the predicted times.
+    #: B, at most ``most_tokens``; None: as many as are predicted to end in time.
     batch_tokens: int | None = None
     max_bank_s: float = inf
+    #: Whether prompts whose TTFT deadline has passed go behind the others; not in the paper.
+    lost_last: bool = False
 
 
 class Decodes(NamedTuple):
@@ -108,40 +111,52 @@ class Halo:
         slack_s = decodes.released_s - now_s
         order = np.argsort(slack_s, kind="stable")
         slack_s = slack_s[order]
-        contexts = decodes.context_tokens[order]
-        batch_tokens = self._batch_tokens(contexts)
-        enter = self._admitted(decodes, prefills, waiting, batch_tokens)
+        # What the decodes cost when the first so many of them compute.
+        costs = np.cumsum(self._cost(decodes.context_tokens[order]))
+        enter = self._admitted(decodes, prefills, waiting)
         wanted = sum(job.tokens for job in (*prefills, *enter))
-        limit_s = self._iteration_s(contexts[:batch_tokens], wanted, batch_tokens)
+        limit_s = self._iteration_s(decodes.context_tokens[order], wanted)
 
-        urgent = int(np.searchsorted(slack_s, limit_s, side="left"))
+        room = self._room
+        fit = int(np.searchsorted(costs, room, side="right"))
+        urgent = min(fit, int(np.searchsorted(slack_s, limit_s, side="left")))
         saving = int(np.searchsorted(slack_s, self.limits.max_bank_s, side="right"))
-        room = max(0, batch_tokens - urgent - wanted)
-        computing = max(urgent, min(saving, urgent + room))
+        left = room - (float(costs[urgent - 1]) if urgent else 0.0)
+        prompt_tokens = min(wanted, self._tokens(left))
+        room -= prompt_tokens * self._prompt_cost
+        computing = max(urgent, min(saving, int(np.searchsorted(costs, room, side="right"))))
         if not (computing or wanted):
-            computing = min(len(order), batch_tokens)
+            computing = min(len(order), max(1, fit))
         return Iteration(
             order=order,
             computing=computing,
-            prefills=sorted(prefills, key=_deadline_s),
+            prefills=self._by_deadline(prefills, now_s),
             enter=enter,
-            tokens=max(1, min(batch_tokens, computing + wanted)),
+            tokens=max(1, computing + prompt_tokens),
             limit_s=limit_s,
-            context_tokens=float(contexts[:computing].sum()),
+            context_tokens=float(decodes.context_tokens[order[:computing]].sum()),
         )
+
+    def _by_deadline(self, prefills: Sequence[Job], now_s: float) -> list[Job]:
+        lost_last = self.limits.lost_last
+
+        def place(job: Job) -> tuple[bool, float]:
+            deadline_s = job.ticket.deadline_s
+            return lost_last and deadline_s < now_s, deadline_s
+
+        return sorted(prefills, key=place)
 
     def _admitted(
         self,
         decodes: Decodes,
         prefills: Sequence[Job],
         waiting: Callable[[int], Sequence[Job]],
-        batch_tokens: int,
     ) -> list[Job]:
         """The earliest of the waiting for which there is capacity; nobody is passed over."""
-        least_s = self.limits.tbt_min_s
-        free = batch_tokens - float(np.minimum(1.0, least_s / decodes.tbt_s).sum())
+        uses = np.minimum(1.0, self.limits.tbt_min_s / decodes.tbt_s)
+        free = self._room - float((uses * self._cost(decodes.context_tokens)).sum())
         free -= sum(map(self._use, prefills))
-        idle = not (len(decodes.tbt_s) or prefills)
+        idle = not (len(uses) or prefills)
         if free <= 0 and not idle:
             return []
         some = waiting(MOST_ENTER)
@@ -155,38 +170,48 @@ class Halo:
         return admitted or list(some[:idle])
 
     def _use(self, job: Job) -> float:
-        """Share of a place in every iteration that keeps the request's TBT."""
-        if job.ticket.path is Path.LONG:
-            return 1.0
-        return min(1.0, self.limits.tbt_min_s / job.ticket.tbt_s)
+        """What keeping its TBT will cost on average in each iteration, once a request generates."""
+        ticket = job.ticket
+        use = 1.0 if ticket.path is Path.LONG else min(1.0, self.limits.tbt_min_s / ticket.tbt_s)
+        context_tokens = np.array([job.context_tokens + job.tokens], np.float64)
+        return use * float(self._cost(context_tokens)[0])
 
-    def _batch_tokens(self, contexts: Floats) -> int:
-        """B of this iteration; ``contexts`` of the decodes by slack."""
-        most = self.limits.most_tokens
+    # B and what is counted against it: tokens, or seconds.
+
+    @property
+    def _room(self) -> float:
         if self.limits.batch_tokens is not None:
-            return min(most, self.limits.batch_tokens)
-        model = self.model
-        left_s = (1 - MARGIN) * self.limits.tbt_min_s - model.fixed_s
-        ends_s = np.cumsum(model.decode_s(0) + (model.decode_s(1) - model.decode_s(0)) * contexts)
-        fit = int(np.searchsorted(ends_s, left_s, side="right"))
-        if fit < len(contexts):
-            return max(1, min(most, fit))
-        if fit:
-            left_s -= float(ends_s[-1])
-        token_s = model.prefill_s(1, 0)
-        more = int(min(most, max(0.0, left_s) / token_s)) if token_s > 0 else most
-        return max(1, min(most, fit + more))
+            return min(self.limits.most_tokens, self.limits.batch_tokens)
+        return max(0.0, (1 - MARGIN) * self.limits.tbt_min_s - self.model.fixed_s)
 
-    def _iteration_s(self, contexts: Floats, wanted: int, batch_tokens: int) -> float:
-        """T: how long a full iteration will take."""
+    def _cost(self, contexts: Floats) -> Floats:
+        """Of one more decode, by context."""
+        if self.limits.batch_tokens is not None:
+            return np.ones_like(contexts)
+        token_s = self.model.decode_s(0)
+        return token_s + (self.model.decode_s(1) - token_s) * contexts
+
+    @property
+    def _prompt_cost(self) -> float:
+        """Of one more token of a prompt."""
+        return 1.0 if self.limits.batch_tokens is not None else self.model.prefill_s(1, 0)
+
+    def _tokens(self, room: float) -> int:
+        """Tokens of prompts that there is room for."""
+        most = self.limits.most_tokens
+        if self._prompt_cost * most <= room:
+            return most
+        return int(max(0.0, room) / self._prompt_cost)
+
+    def _iteration_s(self, contexts: Floats, wanted: int) -> float:
+        """T: how long the iteration will take at most; ``contexts`` of the decodes by slack."""
+        if self.limits.batch_tokens is None:
+            return (1 - MARGIN) * self.limits.tbt_min_s
+        some = contexts[: int(self._room)]
         load = Load(
-            decodes=len(contexts),
-            prefill_tokens=min(wanted, batch_tokens - len(contexts)),
-            attention=float(contexts.sum()),
+            decodes=len(some),
+            prefill_tokens=min(wanted, int(self._room) - len(some)),
+            attention=float(some.sum()),
             co_run=self.model.co_run,
         )
         return self.model.step_s(load)
-
-
-def _deadline_s(job: Job) -> float:
-    return job.ticket.deadline_s

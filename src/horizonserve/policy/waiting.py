@@ -104,6 +104,17 @@ class Waiting:
             runs.add(line.tickets, 0, len(line.tickets))
         return runs
 
+    def at(self, time_s: float) -> tuple[Runs, Runs]:
+        """Those whose deadline is then ahead, and those whose it is not."""
+        ahead, passed = Runs(), Runs()
+        for line in self._lines.values():
+            late = bisect_left(line.deadlines_s, time_s)
+            if late:
+                passed.add(line.tickets, 0, late)
+            if late < len(line.tickets):
+                ahead.add(line.tickets, late, len(line.tickets))
+        return ahead, passed
+
     def kinds(self, path: Path, now_s: float, u_guard: float, u_lost: float) -> Kinds:
         """Split a path's groups by their slack ratio; minus infinity means nobody."""
         protected, ordinary, lost = Runs(), Runs(), Runs()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from horizonserve.config import BASELINES, Settings
 from horizonserve.policy.baselines import Order, order_of, strictest_batch_tokens
 from horizonserve.policy.batch import Load
-from horizonserve.policy.edf import earliest_deadline_first
+from horizonserve.policy.edf import LostLast, earliest_deadline_first
 from horizonserve.policy.halo import Decodes, Halo, HaloLimits, Iteration
 from horizonserve.policy.lending import Job
 from horizonserve.policy.slack import Ticket
@@ -51,6 +51,7 @@ class HaloLender(Lender):
     _baseline_name = ""
     _spare = 0
     _look_at_step = 0
+    _lost_last: LostLast | None = None
 
     def _use(self, settings: Settings) -> None:
         super()._use(settings)
@@ -61,14 +62,16 @@ class HaloLender(Lender):
             # What it has counted stays as long as it is in use.
             self._baseline = order_of(name)
         self._baseline_name = name
-        self._halo = None
+        self._halo = self._lost_last = None
         if name == "halo":
             limits = HaloLimits(
                 tbt_min_s=self._services.strictest_tbt_s,
                 most_tokens=self.max_num_scheduled_tokens,
                 batch_tokens=None if settings.dynamic_budget else settings.token_budget,
                 max_bank_s=settings.max_bank_s,
+                lost_last=settings.lost == "demote",
             )
+            self._lost_last = LostLast() if limits.lost_last else None
             self._halo = Halo(self._model, limits)
             self._look_at_step = 0
 
@@ -82,12 +85,17 @@ class HaloLender(Lender):
 
     def _start(self, ticket: Ticket) -> None:
         super()._start(ticket)
+        if self._lost_last is not None:
+            self._lost_last.entered(ticket, self._clock())
         if self._baseline is not None:
             self._baseline.started(ticket)
 
     def _order(self, limit: int) -> list[Ticket]:
         if self._halo is not None:
-            return earliest_deadline_first(self._fresh.groups, limit)
+            groups = self._fresh.groups
+            if self._lost_last is None:
+                return earliest_deadline_first(groups, limit)
+            return self._lost_last.order(groups, limit, self._clock() + self._halo.limits.tbt_min_s)
         if self._baseline is not None:
             return self._baseline.order(self._fresh.tickets, self._clock())[:limit]
         return super()._order(limit)
