@@ -139,3 +139,31 @@ def test_qoserve_cuts_its_batch_to_the_strictest_promise(make: Make, table: None
     scheduler.add_request(make_request("long", prompt_tokens=3_000))
     output = scheduler.schedule()
     assert 200 <= output.total_num_scheduled_tokens <= 420  # 45 ms of 50
+
+
+@pytest.mark.parametrize(("lost", "first"), [("demote", "new"), ("protect", "old")])
+def test_who_is_late_whatever_is_done_goes_last(
+    make: Make, table: None, lost: str, first: str
+) -> None:
+    settings = {"scheduler": "halo", "token_budget": 1, "lost": lost}
+    scheduler = make(HorizonScheduler, settings, slots=4)
+    admitted(scheduler, "old", service="records")
+    scheduler.now_s[0] += 3.0
+    admitted(scheduler, "new", service="records")
+    output = scheduler.schedule()
+    assert list(output.num_scheduled_tokens) == [first]
+
+
+def test_tokens_under_way_are_in_the_bank(make: Make, table: None) -> None:
+    scheduler = make(HorizonAsyncScheduler, {"scheduler": "halo"}, slots=4)
+    scheduler.add_request(make_request("a", output_tokens=9, extra_args={"service": "records"}))
+    deadline_s = scheduler.requests["a"].horizonserve_ticket.deadline_s
+    under_way = [scheduler.schedule()]
+    generating, decodes, prefills = scheduler._split(0.05)
+    assert not prefills and len(generating) == 1
+    # The first token is under way: it will be released at the deadline.
+    assert decodes.released_s[0] == pytest.approx(deadline_s)
+    under_way.append(scheduler.schedule())
+    assert scheduler._split(0.05)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
+    answer(scheduler, under_way[0])
+    assert scheduler._split(0.05)[1].released_s[0] == pytest.approx(deadline_s + 0.05)

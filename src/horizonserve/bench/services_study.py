@@ -54,7 +54,11 @@ class ServicesConfig:
     #: B, and how long its iteration takes.
     batch: int = 16
     full_s: float = 1.0
-    policies: tuple[str, ...] = ("fcfs", "vtc-t", "vtc-r", "qoserve-static", "qoserve", "halo")
+    #: ``halo-paper`` is HALO to the letter, ``halo-dynamic`` finds B itself.
+    policies: tuple[str, ...] = (
+        *("fcfs", "vtc-t", "vtc-r", "qoserve-static", "qoserve"),
+        *("halo-paper", "halo", "halo-dynamic"),
+    )
     loads: tuple[float, ...] = (1.0,)
     seeds: tuple[int, ...] = (1, 2, 3)
     duration_s: float = 60.0
@@ -71,12 +75,18 @@ class ServicesConfig:
 
     def changes(self, policy: str) -> dict[str, Any]:
         """Settings of a policy: B, and for all but HALO as many slots."""
-        more = {"token_budget": self.batch}
-        if policy == "halo-dynamic":
-            return {"scheduler": "halo", "dynamic_budget": True, "token_budget": None}
-        if policy == "halo":
-            return {"scheduler": "halo", **more, "dynamic_budget": False, "slots": None}
-        return {"scheduler": policy, **more, "slots": self.batch}
+        if policy.startswith("halo"):
+            dynamic = policy == "halo-dynamic"
+            return {
+                "scheduler": "halo",
+                "dynamic_budget": dynamic,
+                "token_budget": None if dynamic else self.batch,
+                "slots": None,
+                "lost": "protect" if policy == "halo-paper" else "demote",
+            }
+        # QoServe finds its batch anew for each iteration.
+        budget = None if policy == "qoserve" else self.batch
+        return {"scheduler": policy, "token_budget": budget, "slots": self.batch}
 
 
 @dataclass(slots=True)
