@@ -62,7 +62,7 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
     # As in the paper; with those last whose deadline has passed; and with B from predicted times.
     "halo-paper": {"scheduler": "halo", "token_budget": BATCH_TOKENS, "lost": "protect"},
     "halo": {"token_budget": BATCH_TOKENS},
-    "halo-dynamic": {"scheduler": "halo", "dynamic_budget": True},
+    "halo-dynamic": {"scheduler": "halo"},
 }
 #: After the last arrival, until every first token is there or late.
 DRAIN_S: Final = 10.0
@@ -90,7 +90,7 @@ class Stage:
         self.order = order_of(self.policy)
         self.halo = None
         if self.policy.startswith("halo"):
-            fixed = None if changes.get("dynamic_budget") else self.budget
+            fixed = changes.get("token_budget")
             usual = Settings().changed({"lost": changes.get("lost", "demote")})
             limits = HaloLimits(
                 table.strictest_tbt_s, TOKENS, fixed, usual.max_bank_s, usual.lost == "demote"

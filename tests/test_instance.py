@@ -115,9 +115,10 @@ def test_all_settings_at_once_fit(record: Record) -> None:
             **{"fixed_sms": 10**9, "profile_mismatch": "refuse", "estimates": "constant"},
             "solo_p95_ms": dict.fromkeys(RequestClass, 123456.789),
             **{"dynamic_budget": True, "max_bank_s": 599.99999, "paced": False},
-            **{"first_token": "strict", "on_finish": "flush"},
+            **{"first_token": "strict", "on_finish": "flush", "lora_overlap": "shrink"},
             # What JSON spells longest.
             **{"step_log": "\x01" * 512, "profile": "\x01" * 256, "services": "\x01" * 256},
+            "lora_table": "\x01" * 256,
         }
     )
     assert wanted.model_fields_set == set(Settings.model_fields)

@@ -125,9 +125,9 @@ class Settings(BaseSettings):
 
     #: HALO and its baselines: the table of services and their promises (services.py).
     services: Annotated[str, Field(max_length=256)] | None = None
-    #: B anew for each iteration: the most tokens that end within the strictest TBT. Off, B is
-    #: ``token_budget``, if there is one.
-    dynamic_budget: bool = False
+    #: Iterations are filled as long as they end within the strictest TBT, and not up to B =
+    #: ``token_budget`` tokens. Without a choice, on where there is no token budget.
+    dynamic_budget: bool | None = None
     #: Most time that a request may have in the bank.
     max_bank_s: Annotated[Number, Field(gt=0, le=600)] = 2.0
     #: Tokens leave for the client as promised, not as they are generated; the first one no earlier
@@ -219,6 +219,11 @@ class Settings(BaseSettings):
     def lends(self) -> bool:
         """Whether slots are lent."""
         return self.lending and self.scheduler == "horizon"
+
+    @property
+    def fills_by_time(self) -> bool:
+        """Whether HALO's iterations are filled up to a time, not up to a number of tokens."""
+        return self.token_budget is None if self.dynamic_budget is None else self.dynamic_budget
 
     @property
     def serves_services(self) -> bool:

@@ -79,7 +79,6 @@ class ServicesConfig:
             dynamic = policy == "halo-dynamic"
             return {
                 "scheduler": "halo",
-                "dynamic_budget": dynamic,
                 "token_budget": None if dynamic else self.batch,
                 "slots": None,
                 "lost": "protect" if policy == "halo-paper" else "demote",

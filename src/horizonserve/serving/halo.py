@@ -67,7 +67,7 @@ class HaloLender(Lender):
             limits = HaloLimits(
                 tbt_min_s=self._services.strictest_tbt_s,
                 most_tokens=self.max_num_scheduled_tokens,
-                batch_tokens=None if settings.dynamic_budget else settings.token_budget,
+                batch_tokens=None if settings.fills_by_time else self.max_num_scheduled_tokens,
                 max_bank_s=settings.max_bank_s,
                 lost_last=settings.lost == "demote",
             )
