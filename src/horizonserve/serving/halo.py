@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from horizonserve.config import BASELINES, Settings
 from horizonserve.policy.baselines import Order, order_of, strictest_batch_tokens
@@ -26,8 +26,9 @@ _LOOK_STEPS: Final = 8
 #: A longer TBT is none.
 _LONGEST_TBT_S: Final = 1e6
 
-_RELEASED = attrgetter("horizonserve_ticket.released_s")
-_TBT = attrgetter("horizonserve_ticket.tbt_s")
+_TICKET = attrgetter("horizonserve_ticket")
+_RELEASED = attrgetter("released_s")
+_TBT = attrgetter("tbt_s")
 _IN_FLIGHT = attrgetter("num_output_placeholders")
 _COMPUTED = attrgetter("num_computed_tokens")
 _ELIGIBLE = attrgetter("next_decode_eligible_step")
@@ -175,12 +176,20 @@ class HaloLender(Lender):
 
     def _split(self, tbt_min_s: float) -> tuple[list[Any], Decodes, list[Job]]:
         """Running requests that generate, what is known of them, and those that do not yet."""
-        running = self.running
-        released_s = np.array(list(map(_RELEASED, running)), np.float64)  # None: nan
-        tbt_s = np.minimum(np.array(list(map(_TBT, running)), np.float64), _LONGEST_TBT_S)
-        eligible = np.array(list(map(_ELIGIBLE, running))) <= self.current_step + 1
-        generates = eligible & ~np.isnan(released_s)
-        generates &= ~np.array(list(map(_PREFILLS, running)), bool)
+        running, count = self.running, len(self.running)
+        tickets = list(map(_TICKET, running))
+        released_s = np.array(list(map(_RELEASED, tickets)), np.float64)  # None: nan
+        tbt_s = np.minimum(np.fromiter(map(_TBT, tickets), np.float64, count), _LONGEST_TBT_S)
+        generates = ~np.isnan(released_s)
+        # What is rare is asked first of all together: most steps end here.
+        eligible = np.ones(count, bool)
+        if max(map(_ELIGIBLE, running), default=0) > self.current_step + 1:
+            eligible = (
+                np.fromiter(map(_ELIGIBLE, running), np.int64, count) <= self.current_step + 1
+            )
+            generates &= eligible
+        if any(map(_PREFILLS, running)):
+            generates &= ~np.fromiter(map(_PREFILLS, running), bool, count)
         prefills = []
         for index in np.flatnonzero(eligible & ~generates).tolist():
             job = job_of(running[index], self._lengths, self)
@@ -195,15 +204,15 @@ class HaloLender(Lender):
                 released_s[index], tbt_s[index] = -np.inf, tbt_min_s
             else:
                 released_s[index] = job.ticket.deadline_s - tbt_s[index]
-        chosen: NDArray[np.intp] = np.flatnonzero(generates)
-        in_flight = np.array(list(map(_IN_FLIGHT, running)), np.float64)
-        if self.num_spec_tokens:
+        if any(map(_IN_FLIGHT, running)):
+            in_flight = np.fromiter(map(_IN_FLIGHT, running), np.float64, count)
             # Every step under way holds a token and its drafts.
-            in_flight = np.ceil(in_flight / (1 + self.num_spec_tokens))
-        contexts = np.array(list(map(_COMPUTED, running)), np.float64)
-        everyone = len(chosen) == len(running)
-        generating = list(running) if everyone else [running[i] for i in chosen.tolist()]
-        decodes = Decodes((released_s + in_flight * tbt_s)[chosen], tbt_s[chosen], contexts[chosen])
+            released_s += np.ceil(in_flight / (1 + self.num_spec_tokens)) * tbt_s
+        contexts = np.fromiter(map(_COMPUTED, running), np.float64, count)
+        if generates.all():
+            return list(running), Decodes(released_s, tbt_s, contexts), prefills
+        generating = list(compress(running, generates.tolist()))
+        decodes = Decodes(released_s[generates], tbt_s[generates], contexts[generates])
         return generating, decodes, prefills
 
     def _spare_blocks(self) -> int:
