@@ -217,3 +217,22 @@ def test_each_condition_of_spatial_control_is_shown() -> None:
     text = run("doctor")[1]
     assert "spatial control: refused" in text and "no SM partition: yes" in text
     made.close()
+
+
+def test_services_are_shown_and_a_bad_table_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORIZON_SCHEDULER", "halo")
+    code, found = ask()
+    assert any("HORIZON_SERVICES" in line for line in found["advice"])
+    assert not any("no SLO is set" in line for line in found["advice"])
+    table = tmp_path / "services.yaml"
+    table.write_text("services: {a: {ttft_ms: 700, tbt_ms: 60}}")
+    monkeypatch.setenv("HORIZON_SERVICES", str(table))
+    code, found = ask()
+    assert found["services"]["a"] == {"ttft_ms": 700, "tbt_ms": 60}
+    assert "service a: TTFT 700 ms, TBT 60 ms" in run("doctor")[1]
+    table.write_text("services: {a: {ttft_ms: -700, tbt_ms: 60}}")
+    code, found = ask()
+    assert code == 2
+    assert any("ttft_ms" in line for line in found["wrong"])

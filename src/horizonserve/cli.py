@@ -313,6 +313,9 @@ def _print_findings(found: Findings) -> None:
             "" if p95_ms is None else f"{p95_ms:g}" + ("" if row["feasible"] else " (!)"),
         )
     console.print(table)
+    for name, one in (content["services"] or {}).items():
+        promise = f"TTFT {one['ttft_ms']:g} ms, TBT {one['tbt_ms']:g} ms"
+        console.print(f"service {name}: {promise}", highlight=False, markup=False)
     spatial = content["spatial"]
     console.print(f"spatial control: {spatial['state']}", highlight=False)
     if levels := spatial.get("levels"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from horizonserve import facts, instance, profile
+from horizonserve import facts, instance, profile, services
 from horizonserve.config import ENV_CONFIG_FILE, ConfigError, Settings, load
 from horizonserve.process import environment
 from horizonserve.slo import RequestClass
@@ -69,13 +69,15 @@ def examine(
     settings, sources = _settings(found, running, config, profile_file)
     solo = _profile(found, settings, here, running)
     found.content["slos"] = _slos(found, settings, sources, solo)
+    found.content["services"] = _services(found, settings)
     if running is None:
         found.content["instance"] = None
         found.content["spatial"] = _planned(settings)
     else:
         _instance(found, running)
     defaults = [name for name in RequestClass if settings.slo_field(name) is None]
-    if settings.scheduler != "default" and len(defaults) == len(RequestClass):
+    by_class = settings.scheduler != "default" and not settings.serves_services
+    if by_class and len(defaults) == len(RequestClass):
         found.advice.append(
             "no SLO is set; every class has a built-in default that fits no machine: run"
             " `horizon-profile slo`, or set HORIZON_SLO_TEXT_MS and so on"
@@ -181,6 +183,25 @@ def _profile(
         said = found.wrong if settings.profile_mismatch == "refuse" else found.advice
         said.append(f"{settings.profile}: {'; '.join(different)}; run `horizon-profile slo` here")
     return read.classes
+
+
+def _services(found: Findings, settings: Settings) -> dict[str, Any] | None:
+    """What the services of a server are promised, where they are."""
+    if not settings.serves_services:
+        return None
+    if settings.services is None:
+        found.advice.append(
+            "no table of services: every request has the built-in promises; set HORIZON_SERVICES"
+        )
+        table = services.Services()
+    else:
+        try:
+            table = services.load(settings.services)
+        except services.ServicesError as error:
+            found.wrong.append(str(error))
+            return None
+    promised = {**table.services, services.NONE: table.default}
+    return {name: one.model_dump(exclude_none=True) for name, one in promised.items()}
 
 
 def _slos(
