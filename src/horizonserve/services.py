@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 #: What a request is called that belongs to no service.
 NONE: Final = "default"
 
-Ms = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: Strict: neither true nor "5" is a number.
+Ms = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
 class ServicesError(ValueError):
@@ -32,7 +33,7 @@ class ServicesError(ValueError):
 class Service(BaseModel):
     """What a service promises."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttft_ms: Ms
     tbt_ms: Ms
