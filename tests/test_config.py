@@ -83,7 +83,7 @@ def test_a_bad_slo_in_the_environment_names_variable_value_and_remedy(
         load({}, {name: value})
     message = str(caught.value)
     assert message.startswith(f"{name}={value!r}")
-    assert "milliseconds above 0" in message
+    assert "milliseconds, 0.01 or more" in message
 
 
 @pytest.mark.parametrize(

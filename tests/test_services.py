@@ -40,6 +40,11 @@ def test_a_service_that_does_not_exist_is_named() -> None:
         TABLE.promised("x", None)
 
 
+def test_without_a_table_there_is_no_service() -> None:
+    with pytest.raises(ServicesError, match="no table of services"):
+        Services().promised("x", None)
+
+
 def test_the_batch_has_to_keep_the_strictest_promise() -> None:
     assert TABLE.strictest_tbt_s == 0.05
     assert Services(default=Service(ttft_ms=1, tbt_ms=7)).strictest_tbt_s == 0.007
@@ -58,6 +63,9 @@ def test_the_shipped_tables(file: str) -> None:
         ("[]", "must hold a mapping"),
         ("services: [", "cannot be read as YAML"),
         ("services: null", "services=None"),
+        ("services: {a: {ttft_ms: 1, tbt_ms: 1.0e-322}}", "services.a.tbt_ms"),
+        ("services: {a: {ttft_ms: 1, tbt_ms: 1, adapter: 2026-13-45}}", "cannot be read as YAML"),
+        ("[" * 3_000, "cannot be read as YAML"),
         ("services: {1: {ttft_ms: 1, tbt_ms: 2}}", "services.1"),
         ("services: {a: {ttft_ms: 1}}", "services.a.tbt_ms"),
         ("services: {a: {ttft_ms: .nan, tbt_ms: 2}}", "services.a.ttft_ms=nan"),

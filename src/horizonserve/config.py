@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from horizonserve import profile
-from horizonserve.slo import Output, RequestClass
+from horizonserve.slo import LEAST_MS, Output, RequestClass
 
 ENV_PREFIX: Final = "HORIZON_"
 ENV_CONFIG_FILE: Final = "HORIZON_CONFIG"
@@ -63,7 +63,7 @@ def _not_a_bool(value: object) -> object:
 
 
 Number = Annotated[float, BeforeValidator(_not_a_bool), Field(allow_inf_nan=False)]
-Ms = Annotated[Number, Field(gt=0)]
+Ms = Annotated[Number, Field(ge=LEAST_MS)]
 Count = Annotated[int, BeforeValidator(_not_a_bool), Field(ge=1)]
 
 #: First-response targets (ms) of a class for which nothing was set or profiled.
@@ -128,8 +128,8 @@ class Settings(BaseSettings):
     #: Iterations are filled as long as they end within the strictest TBT, and not up to B =
     #: ``token_budget`` tokens. Without a choice, on where there is no token budget.
     dynamic_budget: bool | None = None
-    #: Most time that a request may have in the bank.
-    max_bank_s: Annotated[Number, Field(gt=0, le=600)] = 2.0
+    #: Most time that a request may have in the bank; without one there is no bound.
+    max_bank_s: Annotated[Number, Field(gt=0, le=600)] | None = None
     #: Tokens leave for the client as promised, not as they are generated; the first one no earlier
     #: than promised (strict) or at once (asap), and the rest of a finished answer at once or not.
     paced: bool = True
@@ -442,7 +442,7 @@ def _remedy(field: str) -> str:
     if field.endswith("_sms"):
         return "give a whole number of SMs, s_min_sms at most s_cap_sms"
     if field.endswith("_ms"):
-        return "give a finite number of milliseconds above 0, such as 800"
+        return f"give a finite number of milliseconds, {LEAST_MS:g} or more, such as 800"
     if field.endswith("_s"):
         return "give a number of seconds above 0 and at most 60, such as 5"
     annotation = Settings.model_fields[field].annotation

@@ -19,11 +19,13 @@ from typing import Annotated, Any, Final, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from horizonserve.slo import LEAST_MS
+
 #: What a request is called that belongs to no service.
 NONE: Final = "default"
 
 #: Strict: neither true nor "5" is a number.
-Ms = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Ms = Annotated[float, Field(ge=LEAST_MS, allow_inf_nan=False, strict=True)]
 
 
 class ServicesError(ValueError):
@@ -77,8 +79,9 @@ class Services(BaseModel):
         """
         if named is not None:
             if named not in self.services:
-                known = ", ".join(self.services)
-                raise ServicesError(f"service={named!r}: unknown; give one of {known}")
+                known = f"give one of {', '.join(self.services)}"
+                remedy = known if self.services else "this server has no table of services"
+                raise ServicesError(f"service={named!r}: unknown; {remedy}")
             return named, self.services[named]
         if adapter is not None:
             for name, service in self.services.items():
@@ -115,7 +118,8 @@ def load(path: str | Path) -> Services:
     """
     try:
         content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # A date that no calendar has is a ValueError, brackets without end recurse.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ServicesError(f"{path}: cannot be read as YAML ({error})") from error
     if not isinstance(content, Mapping):
         raise ServicesError(f"{path}: must hold a mapping with `services`")

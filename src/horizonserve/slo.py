@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+#: The shortest promise, in milliseconds; a shorter one is a mistake, and near 0 no number works.
+LEAST_MS: Final = 0.01
+
 
 class Output(StrEnum):
     """Output modality of a request."""

@@ -49,11 +49,28 @@ def test_one_in_a_few_that_enter_is_one_of_them() -> None:
     assert order.order(waiting, 1, time_s=3.0) == [kept[LOST_TURN - 1]]
 
 
+def test_also_within_one_step_and_for_those_who_have_just_missed_it() -> None:
+    order = LostLast()
+    lost, kept = [ticket(index / 10) for index in range(5)], [ticket(10.0 + i) for i in range(40)]
+    found = order.order(Waiting([*lost, *kept]), 33, time_s=3.0)
+    places = [place for place, one in enumerate(found) if one in lost]
+    assert places == [LOST_TURN - 1, 2 * LOST_TURN - 1, 3 * LOST_TURN - 1]
+    # Too late for a first token at 3.0, though the deadline is ahead at 2.5.
+    nearly = ticket(2.7)
+    for _ in range(LOST_TURN):
+        order.entered(kept[0], 3.0)
+    assert order.order(Waiting([nearly, kept[1]]), 1, time_s=3.0) == [nearly]
+    order.entered(nearly, 3.0)
+    assert order.order(Waiting([nearly, kept[1]]), 1, time_s=3.0) == [kept[1]]
+
+
 @given(st.lists(st.floats(0, 20), max_size=30), st.integers(0, 40), st.floats(0, 20))
 def test_everybody_is_there_once(deadlines_s: list[float], limit: int, time_s: float) -> None:
     tickets = [ticket(deadline_s, 1.0 + index % 3) for index, deadline_s in enumerate(deadlines_s)]
     found = LostLast().order(Waiting(tickets), limit, time_s)
     assert len(set(found)) == len(found) == min(limit, len(tickets))
     ahead = [one for one in found if one.deadline_s >= time_s]
-    assert found[: len(ahead)] == ahead
+    places = [place for place, one in enumerate(found) if one.deadline_s < time_s]
+    in_turn = [place for place in places if any(place < found.index(one) for one in ahead)]
+    assert all(place % LOST_TURN == LOST_TURN - 1 for place in in_turn)
     assert [one.deadline_s for one in ahead] == sorted(one.deadline_s for one in ahead)

@@ -159,6 +159,30 @@ def test_prompts_go_by_deadline_and_decodes_by_slack() -> None:
     assert plan.tokens == 3
 
 
+def test_a_slow_machine_computes_all_the_same() -> None:
+    class Slow(Steady):
+        fixed_s = 0.060  # more than the strictest TBT
+
+        def decode_s(self, context_tokens: float) -> float:
+            return 0.001
+
+        def prefill_s(self, tokens: float, context_tokens: float) -> float:
+            return 0.001 * tokens
+
+    halo = Halo(Slow(), limits(None))
+    decodes = [stream(0.05) for _ in range(8)]
+    plan = planned(halo, [*decodes, prompt(100, runs=True)], [], 0.0)
+    assert len(plan.run) == 9 and plan.tokens == 8 + 52
+    assert planned(halo, [], [prompt(30)], 0.0).tokens == 30
+
+
+def test_an_iteration_has_no_more_tokens_than_the_stage_takes() -> None:
+    halo = Halo(StepModel(), HaloLimits(0.050, 16, None))
+    decodes = [stream(0.05, 0.001 * index) for index in range(64)]
+    plan = planned(halo, [*decodes, prompt(100, runs=True)], [], 0.0)
+    assert plan.run == [*decodes[:16], plan.run[-1]] and plan.tokens == 16
+
+
 def test_nobody_saves_more_than_the_bank_holds() -> None:
     halo = Halo(Steady(), limits(8, max_bank_s=2.0))
     rich, poor = stream(0.1, 2.5), stream(0.1, 1.5)

@@ -22,7 +22,7 @@ def test_tokens_come_when_the_real_scheduler_class_has_them(
     monkeypatch.setenv("HORIZON_SERVICES", str(halo_virtual.TABLE))
     monkeypatch.setattr(halo_virtual, "BLOCKS", 40_000)
     calls = make_calls(HOSPITAL, 40.0, 3.0, seed=3)
-    found = halo_virtual.play(policy, calls, until_s=6.0)
+    found = halo_virtual.play(halo_virtual.Stage(policy), calls, until_s=6.0)
     expected = halo_virtual.play_real(policy, calls, until_s=6.0)
     tokens = sum(map(len, expected.values()))
     assert tokens > 2_000 and found.keys() == expected.keys()

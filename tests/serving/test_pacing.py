@@ -22,6 +22,7 @@ pytestmark = pytest.mark.vllm
 TTFT_S, TBT_S = 0.10, 0.05
 #: How much later than its time a piece may be on a busy machine.
 SLACK_S = 0.03
+TRIES = 5
 
 
 def output(text: str, finish: str | None = None) -> RequestOutput:
@@ -52,6 +53,16 @@ def run(play: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(play(), 5.0))
 
 
+def timed(play: Callable[[], Coroutine[Any, Any, Any]], expected: list[tuple[str, float]]) -> None:
+    """Pieces come when they are due; on a machine that stalls, in one of a few tries."""
+    for left in reversed(range(TRIES)):
+        try:
+            return close_to(run(play), expected)
+        except AssertionError:
+            if not left:
+                raise
+
+
 def close_to(seen: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
     assert [text for text, _ in seen] == [text for text, _ in expected]
     for (_, at_s), (_, release_s) in zip(seen, expected, strict=True):
@@ -67,7 +78,7 @@ def test_pieces_leave_as_promised() -> None:
         return await received(made)
 
     # A piece of two tokens leaves when its first is due, and takes the time of both.
-    close_to(run(play), [("a", 0.10), ("bc", 0.15), ("d", 0.25), ("e", 0.30)])
+    timed(play, [("a", 0.10), ("bc", 0.15), ("d", 0.25), ("e", 0.30)])
 
 
 def test_the_end_lets_the_rest_go() -> None:
@@ -78,7 +89,7 @@ def test_the_end_lets_the_rest_go() -> None:
         asyncio.get_running_loop().call_later(0.12, made.put, output("c", "stop"))
         return await received(made)
 
-    close_to(run(play), [("a", 0.10), ("bc", 0.12)])
+    timed(play, [("a", 0.10), ("bc", 0.12)])
 
 
 def test_the_first_token_may_leave_at_once() -> None:
@@ -88,7 +99,7 @@ def test_the_first_token_may_leave_at_once() -> None:
         made.put(output("b", "stop"))
         return await received(made)
 
-    close_to(run(play), [("a", 0.0), ("b", 0.05)])
+    timed(play, [("a", 0.0), ("b", 0.05)])
 
 
 def test_what_is_generated_late_leaves_at_once_and_the_schedule_moves() -> None:
@@ -99,7 +110,7 @@ def test_what_is_generated_late_leaves_at_once_and_the_schedule_moves() -> None:
         loop.call_later(0.21, made.put, output("b", "stop"))
         return await received(made)
 
-    close_to(run(play), [("a", 0.20), ("b", 0.25)])
+    timed(play, [("a", 0.20), ("b", 0.25)])
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
@@ -110,7 +121,7 @@ def test_an_abort_passes_with_all_before_it(reason: str) -> None:
         made.put(output("", reason))
         return await received(made)
 
-    close_to(run(play), [("a", 0.0)])
+    timed(play, [("a", 0.0)])
 
 
 def test_an_error_passes_at_once() -> None:
@@ -131,7 +142,7 @@ def test_without_a_pace_it_is_vllms() -> None:
         made.put(output("b", "stop"))
         return await received(made)
 
-    close_to(run(play), [("ab", 0.0)])
+    timed(play, [("ab", 0.0)])
 
 
 def test_a_consumer_that_leaves_leaves_no_timer() -> None:
@@ -156,7 +167,7 @@ def test_delivered_times_are_counted() -> None:
     assert (count("ttft"), count("tbt")) == (before[0] + 1, before[1] + 3)
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), "x", True])
+@pytest.mark.parametrize("value", [0, -1, 1e-322, float("nan"), "x", True])
 @pytest.mark.parametrize("name", ["ttft_ms", "tbt_ms"])
 def test_a_malformed_promise_is_refused(name: str, value: object) -> None:
     params = SamplingParams(extra_args={name: value})
@@ -191,14 +202,14 @@ def test_a_stream_of_another_client_is_paced() -> None:
         pieces = [output("a"), output("b"), output("c", "stop")]
         return await taken(pacing.paced(played(*pieces), made))
 
-    close_to(run(play), [("a", 0.10), ("b", 0.15), ("c", 0.20)])
+    timed(play, [("a", 0.10), ("b", 0.15), ("c", 0.20)])
 
 
 def test_a_stream_that_ends_early_or_fails_does_so_for_its_client() -> None:
     async def ends() -> list[tuple[str, float]]:
         return await taken(pacing.paced(played(output("a")), collector()))
 
-    close_to(run(ends), [("a", 0.10)])
+    timed(ends, [("a", 0.10)])
 
     async def fails() -> None:
         await taken(pacing.paced(played(output("a"), OSError("gone")), collector()))
@@ -226,3 +237,25 @@ def test_a_client_that_hangs_up_ends_the_stream() -> None:
 
     run(play)
     assert ended
+
+
+def test_what_a_client_adds_to_its_outputs_is_not_lost_by_merging() -> None:
+    async def play() -> list[tuple[str, float]]:
+        made = collector()
+        made.merges = False
+        pieces = [output("a"), output("b"), output("c", "stop")]
+        return await taken(pacing.paced(played(*pieces), made))
+
+    assert [text for text, _ in run(play)] == ["a", "b", "c"]
+
+
+def test_a_stream_that_is_cancelled_is_cancelled_for_its_client() -> None:
+    async def cancelled() -> AsyncIterator[RequestOutput]:
+        yield output("a")
+        raise asyncio.CancelledError
+
+    async def play() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await taken(pacing.paced(cancelled(), collector()))
+
+    run(play)

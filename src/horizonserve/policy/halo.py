@@ -118,15 +118,18 @@ class Halo:
         limit_s = self._iteration_s(decodes.context_tokens[order], wanted)
 
         room = self._room
-        fit = int(np.searchsorted(costs, room, side="right"))
+        # However long a token takes, one decode computes.
+        most = self.limits.most_tokens
+        fit = min(most, max(1, int(np.searchsorted(costs, room, side="right"))))
         urgent = min(fit, int(np.searchsorted(slack_s, limit_s, side="left")))
         saving = int(np.searchsorted(slack_s, self.limits.max_bank_s, side="right"))
         left = room - (float(costs[urgent - 1]) if urgent else 0.0)
-        prompt_tokens = min(wanted, self._tokens(left))
+        prompt_tokens = min(wanted, most - urgent, self._tokens(left))
         room -= prompt_tokens * self._prompt_cost
-        computing = max(urgent, min(saving, int(np.searchsorted(costs, room, side="right"))))
-        if not (computing or wanted):
-            computing = min(len(order), max(1, fit))
+        others = min(saving, most - prompt_tokens, int(np.searchsorted(costs, room, side="right")))
+        computing = max(urgent, others)
+        if not (computing or prompt_tokens):
+            computing = min(len(order), fit)
         return Iteration(
             order=order,
             computing=computing,
@@ -182,7 +185,9 @@ class Halo:
     def _room(self) -> float:
         if self.limits.batch_tokens is not None:
             return min(self.limits.most_tokens, self.limits.batch_tokens)
-        return max(0.0, (1 - MARGIN) * self.limits.tbt_min_s - self.model.fixed_s)
+        left_s = (1 - MARGIN) * self.limits.tbt_min_s - self.model.fixed_s
+        # Where an iteration takes longer than that whatever it holds, it had better hold something.
+        return max(left_s, self.model.fixed_s)
 
     def _cost(self, contexts: Floats) -> Floats:
         """Of one more decode, by context."""

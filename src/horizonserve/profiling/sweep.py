@@ -82,8 +82,7 @@ class Sweep:
         """Whether the class needs no more samples."""
         each = [self.samples.of(index) for index in self._indices(request_class)]
         return any(
-            relative_width([s for found in each for s in found if s.turn < look])
-            <= self.effort.precision
+            relative_width([s for found in each for s in found[:look]]) <= self.effort.precision
             for look in looks(min(map(len, each), default=0))
         )
 

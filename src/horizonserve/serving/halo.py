@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ class HaloLender(Lender):
                 tbt_min_s=self._services.strictest_tbt_s,
                 most_tokens=self.max_num_scheduled_tokens,
                 batch_tokens=None if settings.fills_by_time else self.max_num_scheduled_tokens,
-                max_bank_s=settings.max_bank_s,
+                max_bank_s=settings.max_bank_s or inf,
                 lost_last=settings.lost == "demote",
             )
             self._lost_last = LostLast() if limits.lost_last else None
@@ -86,17 +87,21 @@ class HaloLender(Lender):
 
     def _start(self, ticket: Ticket) -> None:
         super()._start(ticket)
-        if self._lost_last is not None:
-            self._lost_last.entered(ticket, self._clock())
+        if self._halo is not None and self._lost_last is not None:
+            self._lost_last.entered(ticket, self._first_token_s(self._halo))
         if self._baseline is not None:
             self._baseline.started(ticket)
+
+    def _first_token_s(self, halo: Halo) -> float:
+        """When one that enters now has its first token, at the earliest."""
+        return self._clock() + halo.limits.tbt_min_s
 
     def _order(self, limit: int) -> list[Ticket]:
         if self._halo is not None:
             groups = self._fresh.groups
             if self._lost_last is None:
                 return earliest_deadline_first(groups, limit)
-            return self._lost_last.order(groups, limit, self._clock() + self._halo.limits.tbt_min_s)
+            return self._lost_last.order(groups, limit, self._first_token_s(self._halo))
         if self._baseline is not None:
             return self._baseline.order(self._fresh.tickets, self._clock())[:limit]
         return super()._order(limit)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from horizonserve.slo import RequestClass
+from horizonserve.slo import LEAST_MS, RequestClass
 
 KEYS: Final = ("slo_ms", "ttft_ms", "tbt_ms", "service", "slo_class", "priority")
 
@@ -52,7 +52,9 @@ def parse(arguments: Mapping[str, Any] | None) -> Hints:
     for key in ("slo_ms", "ttft_ms", "tbt_ms"):
         value = arguments.get(key)
         if value is not None and not _is_duration(value):
-            raise HintError(f"{key}={value!r:.40}: give a finite number of milliseconds above 0")
+            raise HintError(
+                f"{key}={value!r:.40}: give a finite number of milliseconds, {LEAST_MS:g} or more"
+            )
         durations_ms[key] = None if value is None else float(value)
     ttft_ms = durations_ms.pop("ttft_ms")
     if ttft_ms is not None:
@@ -79,6 +81,6 @@ def _is_duration(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
-        return math.isfinite(value) and value > 0
+        return math.isfinite(value) and value >= LEAST_MS
     except OverflowError:  # an integer beyond all floats
         return False

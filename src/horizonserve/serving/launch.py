@@ -144,7 +144,7 @@ def _services(settings: Settings) -> Services:
 
 
 def _pace(settings: Settings, table: Services, omni: bool) -> None:
-    if settings.scheduler == "halo":
+    if settings.serves_services:
         from horizonserve.serving import pacing
 
         (pacing.install_omni if omni else pacing.install)(settings, table)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import wraps
 from typing import Any, Final
 
@@ -73,7 +73,7 @@ def install(settings: Settings, services: Services) -> None:
     ) -> Any:
         arrival_s = time.monotonic()
         queue = await stock_add(self, request_id, prompt, params, *args, **kwargs)
-        if settings.paced and _streams(params) and queue._input_stream_task is None:
+        if _paces(settings) and _streams(params) and queue._input_stream_task is None:
             found = promised(params, kwargs.get("lora_request"), services)
             queue.pace(found, settings, arrival_s)
         return queue
@@ -118,9 +118,11 @@ def install_omni(settings: Settings, services: Services) -> None:
             lora_request=lora_request,
             **kwargs,
         )
-        if found is None or not (settings.paced and _streams(first)):
+        session = isinstance(prompt, AsyncGenerator)
+        if found is None or session or not (_paces(settings) and _streams(first)):
             return stream
         collector = PacedCollector(RequestOutputKind.DELTA, request_id)
+        collector.merges = False
         collector.pace(found, settings, arrival_s)
         return paced(stream, collector)
 
@@ -144,6 +146,8 @@ async def paced(stream: Any, collector: PacedCollector) -> AsyncIterator[Any]:
         while True:
             while (output := collector.get_nowait()) is None:
                 if task.done() and not collector.holds:
+                    if task.cancelled():
+                        raise asyncio.CancelledError
                     return
                 await collector.turn()
             yield output
@@ -165,6 +169,10 @@ def promised(params: Any, lora_request: Any, services: Services) -> Promised:
     return services.promised(hints.service, adapter, hints.slo_ms, hints.tbt_ms)
 
 
+def _paces(settings: Settings) -> bool:
+    return settings.paced and settings.scheduler == "halo"
+
+
 def _streams(params: Any) -> bool:
     return (
         isinstance(params, SamplingParams)
@@ -181,6 +189,8 @@ class PacedCollector(RequestOutputCollector):
     """
 
     _releases: Releases | None = None
+    #: vLLM's own merging loses what vLLM-Omni adds to an output.
+    merges = True
 
     def pace(self, promise: Promised, settings: Settings, arrival_s: float) -> None:
         """Hold what comes from now on until it was promised; times on the monotonic clock."""
@@ -222,7 +232,7 @@ class PacedCollector(RequestOutputCollector):
         if not self._is_due():
             return None
         _, output = self._held.popleft()
-        while self._is_due():
+        while self.merges and self._is_due():
             output.add(self._held.popleft()[1], aggregate=self.aggregate)
         self.ready.clear()
         self._wake()
