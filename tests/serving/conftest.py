@@ -22,7 +22,7 @@ def vllm_log(
 ) -> pytest.LogCaptureFixture:
     """What our loggers under vLLM's say; vLLM keeps it from the root logger."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    for module in ("admission", "graphs", "hooks", "queue_view", "step_log"):
+    for module in ("admission", "graphs", "hooks", "lora_overlap", "queue_view", "step_log"):
         # Importing the API server configures logging anew and disables what was there.
         logger = logging.getLogger(f"vllm.horizonserve.serving.{module}")
         monkeypatch.setattr(logger, "disabled", False)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
     [
         (["--scheduler", "fast"], {}, 2, "invalid choice: 'fast'"),
         (["--scheduler", "edf"], {"HORIZON_SLO_TEXT_MS": "abc"}, 1, "HORIZON_SLO_TEXT_MS='abc'"),
-        (["--help=HorizonServe"], {}, 0, "--scheduler {default,edf,horizon}"),
+        (["--help=HorizonServe"], {}, 0, "--scheduler {default,edf,horizon,halo,"),
     ],
 )
 def test_the_command_line_refuses_what_is_wrong_before_it_starts_anything(

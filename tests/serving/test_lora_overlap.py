@@ -318,7 +318,7 @@ def test_an_omni_server_is_told_that_it_is_not_for_it(tmp_path: Path) -> None:
 def test_a_worker_that_cannot_says_so_once_and_serves_without(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    vllm_log: pytest.LogCaptureFixture,
     lora_config: str | None,
 ) -> None:
     import torch
@@ -335,14 +335,10 @@ def test_a_worker_that_cannot_says_so_once_and_serves_without(
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
     )
     worker = SimpleNamespace(vllm_config=config, device=torch.device("cpu"))
-    # Whether vLLM's loggers hand on to the root depends on who has configured them.
-    monkeypatch.setattr(lora_overlap.logger, "propagate", False)
-    lora_overlap.logger.addHandler(caplog.handler)
-    try:
-        lora_overlap.attach(worker)
-    finally:
-        lora_overlap.logger.removeHandler(caplog.handler)
-    said = [one.getMessage() for one in caplog.records if "one after the other" in one.getMessage()]
+    lora_overlap.attach(worker)
+    said = [
+        one.getMessage() for one in vllm_log.records if "one after the other" in one.getMessage()
+    ]
     if lora_config is None:
         assert said == [] and BaseLinearLayerWithLoRA._apply_async_impl is stock
         return
