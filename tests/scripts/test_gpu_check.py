@@ -108,7 +108,15 @@ def check(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> Iterat
     assert left_behind(tmp_path) == []
 
 
-def left_behind(directory: Path) -> list[str]:
+def left_behind(directory: Path, wait_s: float = 10.0) -> list[str]:
+    """Command lines of processes that name this directory and do not end within some seconds."""
+    until_s = time.monotonic() + wait_s
+    while (found := _naming(directory)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return found
+
+
+def _naming(directory: Path) -> list[str]:
     """Command lines of processes that name this directory, or whose environment does."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
