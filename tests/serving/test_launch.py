@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from horizonserve.bench.server import command_line, environment
+from horizonserve.config import Settings
+from horizonserve.serving import launch
 
 pytestmark = pytest.mark.vllm
 
@@ -37,3 +40,20 @@ def test_the_command_line_refuses_what_is_wrong_before_it_starts_anything(
     )
     assert done.returncode == status, done.stderr[-2000:]
     assert message in done.stdout + done.stderr
+
+
+HOSPITAL = Path(__file__).parents[2] / "configs" / "services" / "hospital.yaml"
+
+
+def test_a_step_must_hold_the_adapters_of_all_services() -> None:
+    args = SimpleNamespace(scheduler_cls=None, enable_lora=True, max_loras=3)
+    settings = Settings(scheduler="halo", services=str(HOSPITAL))
+    with pytest.raises(SystemExit, match=r"4 services .* --max-loras=3; give --max-loras 4"):
+        launch._enable_plain(args, settings)
+
+
+def test_a_bad_table_of_services_stops_the_start(tmp_path: Path) -> None:
+    args = SimpleNamespace(scheduler_cls=None, enable_lora=False)
+    settings = Settings(scheduler="halo", services=str(tmp_path / "none.yaml"))
+    with pytest.raises(SystemExit, match=r"services=.*none\.yaml.*cannot be read"):
+        launch._enable_plain(args, settings)
