@@ -42,8 +42,9 @@ OFFERED = 40
 def make_model(path: Path) -> None:
     """Write a random Llama, and adapters in ``path/1``, ``path/2``, ..."""
     import torch
-    from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from horizonserve.models.llama_lora import write_adapter
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -58,26 +59,8 @@ def make_model(path: Path) -> None:
         initializer_range=0.3,  # else the logits are so near to each other that rounding decides
     )
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
-    widths = {"q_proj": HIDDEN, "v_proj": HEAD, "o_proj": HIDDEN}
     for adapter in range(1, ADAPTERS + 1):
-        folder = path / str(adapter)
-        folder.mkdir()
-        weights = {}
-        for layer in range(LAYERS):
-            for name, width in widths.items():
-                key = f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_"
-                weights[f"{key}A.weight"] = 0.3 * torch.randn(RANK, HIDDEN)
-                weights[f"{key}B.weight"] = 0.3 * torch.randn(width, RANK)
-        save_file(weights, folder / "adapter_model.safetensors")
-        peft = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "r": RANK,
-            "lora_alpha": RANK,
-            "target_modules": list(widths),
-            "bias": "none",
-        }
-        (folder / "adapter_config.json").write_text(json.dumps(peft))
+        write_adapter(config, torch.float32, path / str(adapter))
 
 
 def scheduler_class(run: str) -> type:

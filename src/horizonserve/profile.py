@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from horizonserve.shared_file import replace_text
 from horizonserve.slo import RequestClass
 
 SCHEMA_VERSION: Final = 1
@@ -265,10 +266,7 @@ def save(profile: Profile, path: FilePath) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(dump(profile), encoding="utf-8")
-    aside.rename(path)
+    replace_text(path, dump(profile))
 
 
 def dump(profile: Profile) -> str:

@@ -6,6 +6,18 @@ import os
 from pathlib import Path
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, all of it or nothing, and the directories above it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(text, encoding="utf-8")
+    aside.rename(path)
+
+
 def make(path: Path, content: bytes | bytearray) -> int:
     """Make ``path``, mode 0600, with this content; returns the open file.
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from horizonserve.lora.parallel import Overlap, Pair
 from horizonserve.profile import Model, Platform, Versions
+from horizonserve.shared_file import replace_text
 
 SCHEMA_VERSION: Final = 1
 
@@ -214,10 +215,7 @@ def save(table: Table, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(dump(table), encoding="utf-8")
-    aside.rename(path)
+    replace_text(path, dump(table))
 
 
 def dump(table: Table) -> str:

@@ -76,26 +76,29 @@ def build(size: str, out: Path, seed: int) -> None:
             silence_unspeakable(model.lm_head.weight)
         model.save_pretrained(out)
         for service in SERVICES:
-            _adapter(shape, out / ADAPTERS / service)
+            write_adapter(config, shape.dtype, out / ADAPTERS / service)
 
 
-def _adapter(shape: Shape, folder: Path) -> None:
-    """Write one adapter of the attention layers, in PEFT's layout."""
+def write_adapter(config: LlamaConfig, dtype: torch.dtype, folder: Path) -> None:
+    """Write one random adapter of the attention layers of such a model, in PEFT's layout."""
     folder.mkdir(parents=True)
+    attention = config.num_attention_heads * config.head_dim
     widths = {
-        "q_proj": shape.heads * shape.head_dim,
-        "v_proj": shape.kv_heads * shape.head_dim,
-        "o_proj": shape.hidden,
+        "q_proj": attention,
+        "v_proj": config.num_key_value_heads * config.head_dim,
+        "o_proj": config.hidden_size,
     }
-    inputs = {"o_proj": shape.heads * shape.head_dim}
+    inputs = {"o_proj": attention}
     weights = {}
-    for layer in range(shape.layers):
+    for layer in range(config.num_hidden_layers):
         for name, width in widths.items():
             key = f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_"
-            weights[f"{key}A.weight"] = SPREAD * torch.randn(RANK, inputs.get(name, shape.hidden))
+            weights[f"{key}A.weight"] = SPREAD * torch.randn(
+                RANK, inputs.get(name, config.hidden_size)
+            )
             weights[f"{key}B.weight"] = SPREAD * torch.randn(width, RANK)
     save_file(
-        {key: weight.to(shape.dtype).contiguous() for key, weight in weights.items()},
+        {key: weight.to(dtype).contiguous() for key, weight in weights.items()},
         folder / "adapter_model.safetensors",
     )
     peft = {
