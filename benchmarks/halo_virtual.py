@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -68,13 +69,31 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
 }
 #: After the last arrival, until every first token is there or late.
 DRAIN_S: Final = 10.0
+#: Traffic that says from which rate on the machine is full.
+_REFERENCE_RPS, _REFERENCE_S = 20.0, 300.0
 #: Rounding of floating-point times is no violation.
 _EPSILON_S: Final = 1e-6
 
 
-def iteration_s(tokens: int, context_tokens: int) -> float:
+def iteration_s(tokens: float, context_tokens: float) -> float:
     """What the machine takes."""
     return 0.013 + 22e-6 * tokens + 0.062e-6 * context_tokens
+
+
+def full_rps(calls: Sequence[Call], batch_tokens: int | None, limit_s: float) -> float:
+    """Requests a second whose tokens fill every iteration, of ``batch_tokens`` or ``limit_s``.
+
+    At best: each prompt in one chunk. No policy can serve more for long.
+    """
+    tokens = sum(call.prompt_tokens + call.answer_tokens - 1 for call in calls)
+    context_tokens = sum(
+        call.prompt_tokens + (call.answer_tokens - 1) * (call.prompt_tokens + call.answer_tokens / 2)
+        for call in calls
+    )
+    work_s = iteration_s(tokens, context_tokens) - iteration_s(0, 0)
+    if batch_tokens is None:
+        return len(calls) * (1 - iteration_s(0, 0) / limit_s) / work_s
+    return len(calls) / (work_s + iteration_s(0, 0) * tokens / batch_tokens)
 
 
 class Stage:
@@ -343,6 +362,21 @@ def show(console: Console, runs: list[dict[str, Any]]) -> None:
             console.print(
                 f"{policy}: P99 of the first token holds up to {held_rps:g}/s in every seed,"
                 f" with up to {running} requests and {kv_tokens} KV tokens",
+                highlight=False,
+            )
+        traces = [
+            make_calls(HOSPITAL, _REFERENCE_RPS, _REFERENCE_S, seed, burst)
+            for seed in sorted({one["seed"] for one in runs if one["burst"] is burst})
+        ]
+        for batch_tokens, limit_s in ((BATCH_TOKENS, inf), (None, 0.045), (None, 0.050)):
+            # Of the rate that was asked for, which a trace meets by chance only.
+            full = [
+                full_rps(trace, batch_tokens, limit_s) * _REFERENCE_RPS * _REFERENCE_S / len(trace)
+                for trace in traces
+            ]
+            what = f"B = {batch_tokens}" if batch_tokens else f"{1e3 * limit_s:g} ms"
+            console.print(
+                f"iterations of {what} are all full from {min(full):.1f} to {max(full):.1f}/s on",
                 highlight=False,
             )
 

@@ -88,7 +88,7 @@ class ClassProfile(_Part):
     samples: Annotated[int, Field(ge=1)]
     solo_p50_ms: Ms
     solo_p95_ms: Ms
-    #: 95% interval of the p95.
+    #: Where the p95 of another such sweep falls, 95%.
     solo_p95_low_ms: Ms
     solo_p95_high_ms: Ms
     #: slo_multiple x solo p95.

@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
-from horizonserve.bench.intervals import block_quantile, paired_ratio, t_interval, wilson
+from horizonserve.bench.intervals import (
+    block_quantile,
+    paired_ratio,
+    repeated_quantile,
+    t_interval,
+    wilson,
+)
 from horizonserve.bench.metrics import (
     Attainment,
     Promise,
@@ -123,6 +130,27 @@ def test_block_quantile_draws_blocks_within_each_run() -> None:
     # A run of one block is drawn as it is, every time.
     assert block_quantile([[[1.0, 2.0, 3.0]], [[4.0, 5.0]]], 0.5) == (3.0, 3.0)
     assert block_quantile([[[]], []], 0.5) is None
+
+
+def test_the_quantile_of_a_repetition_falls_into_its_interval() -> None:
+    rng = np.random.default_rng(3)
+
+    def run() -> list[list[float]]:
+        # A machine whose speed differs from block to block.
+        return [
+            list(rng.lognormal(speed, 0.2, size=20)) for speed in rng.normal(0.0, 0.05, size=6)
+        ]
+
+    inside, widths = 0, []
+    for _ in range(200):
+        low, high = repeated_quantile(run(), 0.95, draws=200) or (0.0, 0.0)
+        again = float(np.quantile(np.concatenate(run()), 0.95))
+        inside += low <= again <= high
+        widths.append(math.log(high / low) / 2)
+    assert 0.9 <= inside / 200 <= 0.99
+    assert 0.1 < np.median(widths) < 0.3
+    assert repeated_quantile([[1.0, 2.0]], 0.95) is None
+    assert repeated_quantile([[2.0, 2.0]] * 6, 0.95) == pytest.approx((2.0, 2.0))
 
 
 def test_attainment_counts_failures_and_leaves_out_the_undecided() -> None:

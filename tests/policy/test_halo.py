@@ -247,6 +247,42 @@ def test_the_predicted_batch_ends_within_the_strictest_target() -> None:
     assert plan.run == crowd[: len(plan.run)]
 
 
+@pytest.mark.parametrize(
+    ("banks_ms", "iteration_ms"),
+    [
+        # 0.9 of the strictest TBT, whatever is in the bank.
+        ([0, 100], 45.0),
+        ([-30, 100], 45.0),
+        # 0.9 of the time until the first token that must not be late; here 50 + 10 and 50 + 30 ms.
+        ([10, 100], 54.0),
+        ([30, 100], 72.0),
+        # 1.5 of the strictest TBT.
+        ([40, 100], 75.0),
+        ([], 75.0),
+    ],
+)
+def test_an_iteration_is_longer_where_every_bank_has_time_for_it(
+    banks_ms: list[int], iteration_ms: float
+) -> None:
+    class Known(Steady):
+        fixed_s = 0.013
+
+        def decode_s(self, context_tokens: float) -> float:
+            return 0.001
+
+        def prefill_s(self, tokens: float, context_tokens: float) -> float:
+            return 0.001 * tokens
+
+    halo = Halo(Known(), limits(None))
+    decodes = [stream(0.05, bank / 1e3) for bank in banks_ms]
+    found = planned(halo, [*decodes, prompt(1_000, runs=True)], [], 0.0)
+    assert found.tokens == int(iteration_ms - 13 + 1e-6)
+    long = Job(None, ticket(float("inf")), 1, 100, 5, 100, decode=True)
+    long.ticket.path = Path.LONG
+    found = planned(halo, [long, prompt(1_000, runs=True)], [], 0.0)
+    assert found.tokens == 45 - 13
+
+
 jobs = st.builds(
     stream,
     st.sampled_from([0.05, 0.1, 0.2]),

@@ -7,6 +7,8 @@ paired ratio:  both policies played the same traces, which are cut into blocks o
     R = (sum met_a / sum n_a) / (sum met_b / sum n_b) is taken each time; the interval is its
     2.5% to 97.5% quantile. Blocks, because neighbours in a queue share their fate.
 quantile, pooled over runs: the same drawing of blocks within each run, the quantile each time
+quantile of a repetition, from one run of n blocks: q exp(-+ t(0.975, n-1) sqrt(2) s); s: standard
+    deviation of log q over the same drawings, times sqrt(n/(n-1)). Both runs are off by s.
 """
 
 from __future__ import annotations
@@ -62,11 +64,15 @@ def mean_interval(values: Sequence[float]) -> Interval:
     count = len(values)
     if count < 2:
         raise ValueError(f"t interval: {count} runs; give at least 2")
-    t = _T[count - 2] if count - 2 < len(_T) else _Z
     mean = math.fsum(values) / count
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    half = t * spread / math.sqrt(count)
+    half = _t(count) * spread / math.sqrt(count)
     return mean - half, mean + half
+
+
+def _t(count: int) -> float:
+    """Student's t, 0.975, of so many values."""
+    return _T[count - 2] if count - 2 < len(_T) else _Z
 
 
 Blocks = Mapping[int, "Attainment"]
@@ -106,6 +112,34 @@ def block_quantile(
 
     None without a value.
     """
+    found = _drawn_quantiles(runs, q, draws, seed)
+    if not found:
+        return None
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def repeated_quantile(
+    blocks: Sequence[Sequence[float]], q: float, draws: int = 1_000, seed: int = 0
+) -> Interval | None:
+    """Where the quantile ``q`` of another run like this one falls; values above 0, in blocks.
+
+    None with fewer than two blocks.
+    """
+    count = len(blocks)
+    if count < 2:
+        return None
+    logs = np.log(_drawn_quantiles([blocks], q, draws, seed))
+    off = float(np.std(logs)) * math.sqrt(count / (count - 1))
+    half = _t(count) * math.sqrt(2) * off
+    middle = float(np.quantile(np.concatenate([np.array(block, float) for block in blocks]), q))
+    return middle * math.exp(-half), middle * math.exp(half)
+
+
+def _drawn_quantiles(
+    runs: Sequence[Sequence[Sequence[float]]], q: float, draws: int, seed: int
+) -> list[float]:
+    """The quantile of all runs' values, each time with other blocks; empty without a value."""
     rng = np.random.default_rng(seed)
     arrays = [[np.array(block, float) for block in blocks] for blocks in runs if blocks]
     found = []
@@ -119,10 +153,7 @@ def block_quantile(
         )
         if drawn.size:
             found.append(float(np.quantile(drawn, q)))
-    if not found:
-        return None
-    low, high = np.quantile(found, (0.025, 0.975))
-    return float(low), float(high)
+    return found
 
 
 def _pair(blocks: Blocks, name: int) -> tuple[int, int]:

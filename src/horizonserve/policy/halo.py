@@ -19,7 +19,9 @@ Each iteration has B tokens, the largest batch that keeps the strictest TBT:
 
 B is a number of tokens, or with ``batch_tokens=None`` a time: an iteration is filled, in that
 order, as long as it is predicted to end within the strictest TBT, and capacity is the sum of u_i
-times what a token of i takes. A decode with more than ``max_bank_s`` in the bank sits out where
+times what a token of i takes. Where every decode has time in its bank the iteration may be longer
+by that (LONGEST at most): tokens in longer iterations cost less, and the bank absorbs what a margin
+would waste. A decode with more than ``max_bank_s`` in the bank sits out where
 others compute: its token would be one that its user may never wait for, and makes the iteration
 longer. A request for a later stage (LONG) has no TBT: it is urgent.
 
@@ -44,6 +46,8 @@ from horizonserve.slo import Path
 
 #: Waiting requests that enter in one iteration at most; it has a token for hardly as many.
 MOST_ENTER: Final = 32
+#: How long an iteration may be, in strictest TBTs; the bank that more would need is hardly there.
+LONGEST: Final = 1.5
 #: Sums of thirds and fifths do not come out even.
 _ROUNDING: Final = 1e-9
 
@@ -115,9 +119,9 @@ class Halo:
         costs = np.cumsum(self._cost(decodes.context_tokens[order]))
         enter = self._admitted(decodes, prefills, waiting)
         wanted = sum(job.tokens for job in (*prefills, *enter))
-        limit_s = self._iteration_s(decodes.context_tokens[order], wanted)
+        limit_s = self._limit_s(decodes, order, wanted, now_s)
 
-        room = self._room
+        room = self._room(limit_s)
         # However long a token takes, one decode computes.
         most = self.limits.most_tokens
         fit = min(most, max(1, int(np.searchsorted(costs, room, side="right"))))
@@ -157,7 +161,7 @@ class Halo:
     ) -> list[Job]:
         """The earliest of the waiting for which there is capacity; nobody is passed over."""
         uses = np.minimum(1.0, self.limits.tbt_min_s / decodes.tbt_s)
-        free = self._room - float((uses * self._cost(decodes.context_tokens)).sum())
+        free = self._room(self._usual_s) - float((uses * self._cost(decodes.context_tokens)).sum())
         free -= sum(map(self._use, prefills))
         idle = not (len(uses) or prefills)
         if free <= 0 and not idle:
@@ -182,10 +186,15 @@ class Halo:
     # B and what is counted against it: tokens, or seconds.
 
     @property
-    def _room(self) -> float:
+    def _usual_s(self) -> float:
+        """Of an iteration that keeps the strictest TBT whatever is in the bank."""
+        return (1 - MARGIN) * self.limits.tbt_min_s
+
+    def _room(self, limit_s: float) -> float:
+        """In an iteration that may take so long."""
         if self.limits.batch_tokens is not None:
             return min(self.limits.most_tokens, self.limits.batch_tokens)
-        left_s = (1 - MARGIN) * self.limits.tbt_min_s - self.model.fixed_s
+        left_s = limit_s - self.model.fixed_s
         # Where an iteration takes longer than that whatever it holds, it had better hold something.
         return max(left_s, self.model.fixed_s)
 
@@ -208,14 +217,20 @@ class Halo:
             return most
         return int(max(0.0, room) / self._prompt_cost)
 
-    def _iteration_s(self, contexts: Floats, wanted: int) -> float:
-        """T: how long the iteration will take at most; ``contexts`` of the decodes by slack."""
+    def _limit_s(
+        self, decodes: Decodes, order: NDArray[np.intp], wanted: int, now_s: float
+    ) -> float:
+        """T: how long the iteration will take at most; ``order``: of the decodes by slack."""
         if self.limits.batch_tokens is None:
-            return (1 - MARGIN) * self.limits.tbt_min_s
-        some = contexts[: int(self._room)]
+            # When the first token that must not be late is due.
+            due_s = float((decodes.released_s + decodes.tbt_s).min(initial=inf)) - now_s
+            longest_s = LONGEST * self.limits.tbt_min_s
+            return max(self._usual_s, min((1 - MARGIN) * due_s, longest_s))
+        room = int(self._room(inf))
+        some = decodes.context_tokens[order[:room]]
         load = Load(
             decodes=len(some),
-            prefill_tokens=min(wanted, int(self._room) - len(some)),
+            prefill_tokens=min(wanted, room - len(some)),
             attention=float(some.sum()),
             co_run=self.model.co_run,
         )

@@ -71,12 +71,14 @@ class Ticket:
         self.served_s = now_s
         if self.path is Path.LONG:
             return
+        # As due_s(), without a call: this is done for every token that the server generates.
         for _ in range(count):
-            due_s = self.due_s()
+            released_s = self.released_s
+            due_s = self.deadline_s if released_s is None else released_s + self.tbt_s
             if now_s > due_s:
                 self.broken = True
-            at_once = self.asap and self.released_s is None
-            self.released_s = now_s if at_once else max(now_s, due_s)
+                due_s = now_s
+            self.released_s = now_s if released_s is None and self.asap else due_s
 
     def due_s(self, in_flight: int = 0) -> float:
         """When the next token of a short request must be there.

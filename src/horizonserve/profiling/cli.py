@@ -82,8 +82,8 @@ def slo(
     budget: Budget = "30m",
     precision: Annotated[
         float,
-        typer.Option(help="Half the width of a p95's 95% interval, as a share of it.", min=0.01),
-    ] = 0.1,
+        typer.Option(help="Half the width of a p95's interval, as a share of it.", min=0.01),
+    ] = 0.25,
     multiple: Annotated[float, typer.Option(help="SLO = multiple x solo p95.", min=1.01)] = 5.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts and media.")] = 1,
     out: Out = Path("profiles"),

@@ -3,8 +3,8 @@
 Of a class, with its samples in rounds (each size once):
 
     solo p50, p95       of all samples together, every size alike
-    interval of p95     bootstrap over FEWEST blocks of consecutive rounds, so that a drift of the
-                        machine is in it
+    interval of p95     where the p95 of another such sweep falls (bench/intervals.py), over FEWEST
+                        blocks of consecutive rounds, so that a drift of the machine is in it
     prompt tokens       of a size: what the text class of the same input counted for it
     b                   first response per answer token: least squares of the medians of its sizes
                         on (1, prompt tokens, answer tokens), no coefficient below 0; 0 for text
@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
-from horizonserve.bench.intervals import Interval, block_quantile
+from horizonserve.bench.intervals import Interval, repeated_quantile
 from horizonserve.profile import ClassProfile, Size
 from horizonserve.profiling.plan import Asked, Cell, text_of
 from horizonserve.profiling.samples import Sample
@@ -45,15 +45,13 @@ def looks(rounds: int) -> Iterator[int]:
 
 
 def p95_interval(samples: Sequence[Sample]) -> Interval | None:
-    """95% interval of the p95 of a class; None without two rounds."""
+    """Where the p95 of the class in another sweep falls, 95%; None without two rounds."""
     rounds = sorted({sample.turn for sample in samples})
-    if len(rounds) < 2:
-        return None
     blocks: dict[int, list[float]] = {}
     for sample in samples:
         block = rounds.index(sample.turn) * FEWEST // max(FEWEST, len(rounds))
         blocks.setdefault(block, []).append(sample.first_s)
-    return block_quantile([list(blocks.values())], 0.95)
+    return repeated_quantile(list(blocks.values()), 0.95)
 
 
 def relative_width(samples: Sequence[Sample]) -> float:
@@ -126,8 +124,8 @@ def _profile(
         samples=len(every),
         solo_p50_ms=_ms(_quantile_s(firsts_s, 0.5)),
         solo_p95_ms=_ms(p95_s),
-        solo_p95_low_ms=_ms(min(low_s, p95_s)),
-        solo_p95_high_ms=_ms(max(high_s, p95_s)),
+        solo_p95_low_ms=_ms(low_s),
+        solo_p95_high_ms=_ms(high_s),
         slo_ms=_ms(slo_multiple * p95_s),
         tpot_p50_ms=_ms(sizes.tpot_s) if text and sizes.tpot_s else None,
         per_answer_token_ms=0.0 if text else _ms(_per_answer_token_s(sizes, texts)),

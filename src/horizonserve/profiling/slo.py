@@ -48,7 +48,7 @@ class SloConfig:
     classes: tuple[RequestClass, ...] = tuple(RequestClass)
     grid: Grid = field(default_factory=Grid)
     budget_s: float = 1_800.0
-    precision: float = 0.1
+    precision: float = 0.25
     slo_multiple: float = 5.0
     seed: int = 1
 

@@ -46,7 +46,7 @@ class Effort:
 
     until_s: float
     #: Half the width of a p95's interval, as a share of it.
-    precision: float = 0.1
+    precision: float = 0.25
     seed: int = 1
 
 

@@ -45,6 +45,7 @@ HALO: Final[tuple[Name, ...]] = (
     ("vllm.v1.request", "Request.num_output_placeholders"),
     ("vllm.v1.request", "Request.num_computed_tokens"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.num_spec_tokens"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.use_pp"),
 )
 
 OMNI_SCHEDULER: Final[tuple[Name, ...]] = (

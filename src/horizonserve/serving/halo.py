@@ -64,6 +64,7 @@ class HaloLender(Lender):
             # What it has counted stays as long as it is in use.
             self._baseline = order_of(name)
         self._baseline_name = name
+        self._on_tokens = self._baseline.generated if self._baseline else None
         self._halo = self._lost_last = None
         if name == "halo":
             limits = HaloLimits(
@@ -188,7 +189,7 @@ class HaloLender(Lender):
         generates = ~np.isnan(released_s)
         # What is rare is asked first of all together: most steps end here.
         eligible = np.ones(count, bool)
-        if max(map(_ELIGIBLE, running), default=0) > self.current_step + 1:
+        if self.use_pp and max(map(_ELIGIBLE, running), default=0) > self.current_step + 1:
             eligible = (
                 np.fromiter(map(_ELIGIBLE, running), np.int64, count) <= self.current_step + 1
             )
@@ -227,17 +228,3 @@ class HaloLender(Lender):
             self._look_at_step = self.current_step + _LOOK_STEPS
             self._spare = super()._spare_blocks()
         return self._spare
-
-    def _update_request_with_output(
-        self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
-    ) -> tuple[list[int], bool]:
-        if self._baseline is None:
-            return super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
-        ticket = request.horizonserve_ticket
-        first = ticket.released_s is None
-        tokens, stopped = super()._update_request_with_output(
-            request, new_token_ids, *args, **kwargs
-        )
-        if tokens:
-            self._baseline.generated(ticket, len(tokens), first, self._clock())
-        return tokens, stopped

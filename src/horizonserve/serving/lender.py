@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,8 @@ class Lender(QueueView):
     #: Whether the last step advanced anybody.
     _moves_on = True
     _step_log: StepLog | None = None
+    #: Is told of tokens: whose, how many, whether the first are among them, and when.
+    _on_tokens: Callable[[Ticket, int, bool, float], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._model = StepModel()
@@ -190,11 +192,15 @@ class Lender(QueueView):
         tokens, stopped = super()._update_request_with_output(
             request, new_token_ids, *args, **kwargs
         )
-        if (ticket := _ticket(request)) is not None:
+        ticket = getattr(request, "horizonserve_ticket", None)
+        if ticket is not None:
             now_s = self._clock()
             if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
                 self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
             ticket.token(now_s, len(tokens))
+            if tokens and self._on_tokens is not None:
+                first = bool(request.num_output_tokens == len(tokens))
+                self._on_tokens(ticket, len(tokens), first, now_s)
         return tokens, stopped
 
     def _first_response(self, of: Awaited, at_s: float) -> None:
