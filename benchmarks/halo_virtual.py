@@ -87,8 +87,8 @@ def full_rps(calls: Sequence[Call], batch_tokens: int | None, limit_s: float) ->
     """
     tokens = sum(call.prompt_tokens + call.answer_tokens - 1 for call in calls)
     context_tokens = sum(
-        call.prompt_tokens + (call.answer_tokens - 1) * (call.prompt_tokens + call.answer_tokens / 2)
-        for call in calls
+        p + (answer - 1) * (p + answer / 2)
+        for p, answer in ((call.prompt_tokens, call.answer_tokens) for call in calls)
     )
     work_s = iteration_s(tokens, context_tokens) - iteration_s(0, 0)
     if batch_tokens is None:

@@ -137,9 +137,7 @@ def test_the_quantile_of_a_repetition_falls_into_its_interval() -> None:
 
     def run() -> list[list[float]]:
         # A machine whose speed differs from block to block.
-        return [
-            list(rng.lognormal(speed, 0.2, size=20)) for speed in rng.normal(0.0, 0.05, size=6)
-        ]
+        return [list(rng.lognormal(speed, 0.2, size=20)) for speed in rng.normal(0.0, 0.05, size=6)]
 
     inside, widths = 0, []
     for _ in range(200):

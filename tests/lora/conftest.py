@@ -15,18 +15,10 @@ import pytest
 FAKES = Path(__file__).parents[1] / "spatial" / "fakes"
 sys.path.insert(0, str(FAKES))
 
-from fake_driver import compiled, skip_beside_a_real  # noqa: E402
+import fake_driver  # noqa: E402
 
-CUDA = "libcuda.so.1"
+fake_library = fake_driver.fake_library
 Forked = Callable[..., tuple[dict[str, Any], list[str]]]
-
-
-@pytest.fixture(scope="session")
-def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the fake libcuda.so.1."""
-    pytest.importorskip("cuda.bindings")
-    skip_beside_a_real(CUDA)
-    return compiled("libcuda.c", CUDA, tmp_path_factory.mktemp("libcuda")).parent
 
 
 @pytest.fixture

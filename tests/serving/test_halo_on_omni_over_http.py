@@ -1,4 +1,4 @@
-"""HALO on the shared stage of a real vLLM-Omni server: promises of text beside speech, over HTTP."""
+"""HALO on the shared stage of a real vLLM-Omni server: text beside speech, over HTTP."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+CUDA = "libcuda.so.1"
+
 
 def skip_beside_a_real(soname: str) -> None:
     """Skip the test where this machine has the library itself."""
@@ -32,3 +34,11 @@ def compiled(source: str, soname: str, directory: Path, *gone: str) -> Path:
     command += [f"-Wl,-soname,{soname}", str(Path(__file__).with_name(source)), "-o", str(library)]
     subprocess.run(command, check=True, timeout=60)
     return library
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the fake libcuda.so.1."""
+    pytest.importorskip("cuda.bindings")
+    skip_beside_a_real(CUDA)
+    return compiled("libcuda.c", CUDA, tmp_path_factory.mktemp("libcuda")).parent
