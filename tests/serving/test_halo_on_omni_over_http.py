@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import urllib.request
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from delivered import assert_left_as_promised, counted
 
 from horizonserve import instance
 from horizonserve.bench.boot import booted
@@ -75,12 +74,7 @@ def test_text_leaves_as_promised_and_speech_passes(server: Server) -> None:
         (SPEECH, {}),
     )
     for found, ttft_s, tbt_s in ((slow, 0.9, 0.2), (fast, 0.6, 0.08), (service, 1.0, 0.05)):
-        assert found.status is Status.OK, found
-        # Not before it was promised, and soon after even on a machine that does other things.
-        assert ttft_s - 0.01 <= found.token_s[0] <= ttft_s + 1.0
-        gaps_s = [after - before for before, after in pairwise(found.token_s)]
-        assert len(gaps_s) == found.tokens - 1
-        assert 0.9 * tbt_s <= sum(gaps_s) / len(gaps_s) <= 2 * tbt_s
+        assert_left_as_promised(found, ttft_s, tbt_s)
     assert [found.status for found in speech] == [Status.OK] * 2, speech
 
 
@@ -101,13 +95,8 @@ def test_a_malformed_promise_is_a_400(server: Server, hints: dict[str, Any], say
 
 def test_delivered_times_are_counted_per_service(server: Server) -> None:
     streamed(server, (text(4), {"service": "pre-assessment"}))
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"{server.url}/metrics", timeout=20) as response:
-        lines = response.read().decode().splitlines()
-    for name, count in (("ttft", 1), ("tbt", 3)):
-        start = f'horizonserve:delivered_{name}_seconds_count{{service="pre-assessment"}}'
-        (line,) = [line for line in lines if line.startswith(start)]
-        assert float(line.rsplit(" ", 1)[1]) == count
+    assert counted(server, "ttft", "pre-assessment") == 1
+    assert counted(server, "tbt", "pre-assessment") == 3
 
 
 def test_clients_that_hang_up_leave_nothing_running(server: Server) -> None:

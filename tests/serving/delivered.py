@@ -1,0 +1,28 @@
+"""What clients of a server that paces must see."""
+
+from __future__ import annotations
+
+import urllib.request
+from itertools import pairwise
+
+from horizonserve.bench.result import Result, Status
+from horizonserve.bench.server import Server
+
+
+def assert_left_as_promised(found: Result, ttft_s: float, tbt_s: float) -> None:
+    """Not before it was promised, and soon after even on a machine that does other things."""
+    assert found.status is Status.OK, found
+    assert ttft_s - 0.01 <= found.token_s[0] <= ttft_s + 1.0
+    gaps_s = [after - before for before, after in pairwise(found.token_s)]
+    assert len(gaps_s) == found.tokens - 1
+    assert 0.9 * tbt_s <= sum(gaps_s) / len(gaps_s) <= 2 * tbt_s
+
+
+def counted(server: Server, name: str, service: str) -> float:
+    """How many delivered times of that kind, ``ttft`` or ``tbt``, the server has counted."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(f"{server.url}/metrics", timeout=20) as response:
+        lines = response.read().decode().splitlines()
+    start = f'horizonserve:delivered_{name}_seconds_count{{service="{service}"}}'
+    (line,) = [line for line in lines if line.startswith(start)]
+    return float(line.rsplit(" ", 1)[1])
