@@ -12,6 +12,7 @@ import yaml
 from engine import answer, drain, free_blocks, make_request, step
 from vllm.lora.request import LoRARequest
 
+from horizonserve import slo
 from horizonserve.config import BASELINES
 from horizonserve.serving.plain import HorizonAsyncScheduler, HorizonScheduler
 from horizonserve.serving.schedulers import HorizonARAsyncScheduler, HorizonARScheduler
@@ -167,3 +168,14 @@ def test_tokens_under_way_are_in_the_bank(make: Make, table: None) -> None:
     assert scheduler._split(0.05)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
     answer(scheduler, under_way[0])
     assert scheduler._split(0.05)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_baseline_counts_a_late_request_once_whatever_it_is_for(make: Make, cls: type) -> None:
+    scheduler = make(cls, {"scheduler": "vtc-r"}, slots=8)
+    for name, path in (("text", slo.Path.SHORT), ("speech", slo.Path.LONG)):
+        ticket = admitted(scheduler, name, ttft_ms=100)
+        ticket.service, ticket.path = name, path
+    scheduler.now_s[0] += 1.0
+    drain(scheduler)
+    assert scheduler._baseline._late == {"text": 1, "speech": 1}
