@@ -80,10 +80,10 @@ def iteration_s(tokens: float, context_tokens: float) -> float:
     return 0.013 + 22e-6 * tokens + 0.062e-6 * context_tokens
 
 
-def full_rps(calls: Sequence[Call], batch_tokens: int | None, limit_s: float) -> float:
-    """Requests a second whose tokens fill every iteration, of ``batch_tokens`` or ``limit_s``.
+def needed_s(calls: Sequence[Call], batch_tokens: int | None, limit_s: float) -> float:
+    """Time that the calls take in full iterations, of ``batch_tokens`` or ``limit_s``.
 
-    At best: each prompt in one chunk. No policy can serve more for long.
+    At best: each prompt in one chunk.
     """
     tokens = sum(call.prompt_tokens + call.answer_tokens - 1 for call in calls)
     context_tokens = sum(
@@ -92,8 +92,8 @@ def full_rps(calls: Sequence[Call], batch_tokens: int | None, limit_s: float) ->
     )
     work_s = iteration_s(tokens, context_tokens) - iteration_s(0, 0)
     if batch_tokens is None:
-        return len(calls) * (1 - iteration_s(0, 0) / limit_s) / work_s
-    return len(calls) / (work_s + iteration_s(0, 0) * tokens / batch_tokens)
+        return work_s / (1 - iteration_s(0, 0) / limit_s)
+    return work_s + iteration_s(0, 0) * tokens / batch_tokens
 
 
 class Stage:
@@ -369,9 +369,8 @@ def show(console: Console, runs: list[dict[str, Any]]) -> None:
             for seed in sorted({one["seed"] for one in runs if one["burst"] is burst})
         ]
         for batch_tokens, limit_s in ((BATCH_TOKENS, inf), (None, 0.045), (None, 0.050)):
-            # Of the rate that was asked for, which a trace meets by chance only.
             full = [
-                full_rps(trace, batch_tokens, limit_s) * _REFERENCE_RPS * _REFERENCE_S / len(trace)
+                _REFERENCE_RPS * _REFERENCE_S / needed_s(trace, batch_tokens, limit_s)
                 for trace in traces
             ]
             what = f"B = {batch_tokens}" if batch_tokens else f"{1e3 * limit_s:g} ms"

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import urllib.request
 from itertools import pairwise
+from typing import Any
 
+import aiohttp
+
+from horizonserve.bench.client import open_session, send
 from horizonserve.bench.result import Result, Status
 from horizonserve.bench.server import Server
+from horizonserve.workload import Item
+
+
+def at_once(server: Server, *requests: tuple[Item, dict[str, Any]], limit_s: float) -> list[Result]:
+    """Streamed answers to requests sent at once, each with its body."""
+
+    async def one(session: aiohttp.ClientSession, index: int) -> Result:
+        item, payload = requests[index]
+        return await send(
+            session,
+            server,
+            item,
+            index=index,
+            scheduled_s=time.monotonic(),
+            limit_s=limit_s,
+            payload=payload,
+        )
+
+    async def main() -> list[Result]:
+        async with open_session() as session:
+            return await asyncio.gather(*(one(session, i) for i in range(len(requests))))
+
+    return asyncio.run(main())
 
 
 def assert_left_as_promised(found: Result, ttft_s: float, tbt_s: float) -> None:

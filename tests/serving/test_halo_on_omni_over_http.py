@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from delivered import assert_left_as_promised, counted
+from delivered import assert_left_as_promised, at_once, counted
 
 from horizonserve import instance
 from horizonserve.bench.boot import booted
-from horizonserve.bench.client import body, open_session, send
+from horizonserve.bench.client import body, open_session
 from horizonserve.bench.compare import Watch
 from horizonserve.bench.result import Result, Status
 from horizonserve.bench.server import Server
@@ -44,24 +44,8 @@ def text(tokens: int = 8) -> Item:
 
 def streamed(server: Server, *requests: tuple[Item, dict[str, Any]]) -> list[Result]:
     """Answers to requests sent at once, each with its hints."""
-
-    async def one(session: aiohttp.ClientSession, index: int) -> Result:
-        item, hints = requests[index]
-        return await send(
-            session,
-            server,
-            item,
-            index=index,
-            scheduled_s=time.monotonic(),
-            limit_s=120.0,
-            payload=body(item) | {"vllm_xargs": hints},
-        )
-
-    async def main() -> list[Result]:
-        async with open_session() as session:
-            return await asyncio.gather(*(one(session, i) for i in range(len(requests))))
-
-    return asyncio.run(main())
+    bodies = [(item, body(item) | {"vllm_xargs": hints}) for item, hints in requests]
+    return at_once(server, *bodies, limit_s=120.0)
 
 
 def test_text_leaves_as_promised_and_speech_passes(server: Server) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from delivered import assert_left_as_promised, counted
+from delivered import assert_left_as_promised, at_once, counted
 
 from horizonserve import instance
-from horizonserve.bench.client import open_session, send
+from horizonserve.bench.client import open_session
 from horizonserve.bench.plain import served
 from horizonserve.bench.result import Result, Status
 from horizonserve.bench.server import Server
@@ -76,23 +76,8 @@ def post(server: Server, request: dict[str, Any]) -> tuple[int, str]:
 
 
 def streamed(server: Server, *requests: dict[str, Any]) -> list[Result]:
-    async def one(session: aiohttp.ClientSession, index: int) -> Result:
-        item = Item(0.0, RequestClass.T2T, 16, requests[index]["max_tokens"], index)
-        return await send(
-            session,
-            server,
-            item,
-            index=index,
-            scheduled_s=time.monotonic(),
-            limit_s=60.0,
-            payload=requests[index],
-        )
-
-    async def main() -> list[Result]:
-        async with open_session() as session:
-            return await asyncio.gather(*(one(session, i) for i in range(len(requests))))
-
-    return asyncio.run(main())
+    items = [Item(0.0, RequestClass.T2T, 16, one["max_tokens"], 1) for one in requests]
+    return at_once(server, *zip(items, requests, strict=True), limit_s=60.0)
 
 
 def test_it_says_what_it_runs(server: Server) -> None:

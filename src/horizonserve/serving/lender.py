@@ -192,8 +192,7 @@ class Lender(QueueView):
         tokens, stopped = super()._update_request_with_output(
             request, new_token_ids, *args, **kwargs
         )
-        ticket = getattr(request, "horizonserve_ticket", None)
-        if ticket is not None:
+        if (ticket := _ticket(request)) is not None:
             now_s = self._clock()
             if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
                 self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
