@@ -22,7 +22,7 @@ from horizonserve.bench.report import show
 from horizonserve.bench.slots_study import SlotsConfig, SlotsStudy
 from horizonserve.bench.store import Store
 from horizonserve.bench.study import Study, StudyConfig, TimeIsUpError, best_arms, score
-from horizonserve.bench.summary import Row
+from horizonserve.bench.summary import ALL, Row, rows
 from horizonserve.slo import RequestClass
 
 
@@ -71,6 +71,21 @@ def study(fake: Fake, store: Store, config: StudyConfig, until_s: float = math.i
     return it[0]
 
 
+def picked(done: Study) -> list[str]:
+    """The best arm of each policy, of equals the first; a busy machine may break any's promise."""
+    kept = [
+        row
+        for name in ("pick-slots", "pick-budget")
+        for row in rows(done.runs[name])
+        if row.request_class == ALL
+    ]
+    policies = dict.fromkeys(row.arm.split("-")[0] for row in kept)
+    return [
+        max((row for row in kept if row.arm.split("-")[0] == policy), key=score).arm
+        for policy in policies
+    ]
+
+
 def test_a_study_plays_every_policy_at_four_slots_and_at_its_best(
     fake: Fake, tmp_path: Path
 ) -> None:
@@ -85,8 +100,7 @@ def test_a_study_plays_every_policy_at_four_slots_and_at_its_best(
         "default-1s-1024t",
         "default-4s-1024t",
     ]
-    # The fake answers everything in time: the first of equals wins.
-    assert [run.head["changes"]["slots"] for run in done.runs["best-1x"]] == [1, 1, 1]
+    assert [run.head["arm"] for run in done.runs["best-1x"]] == picked(done)
     assert done.base is not None and done.base.slo_t2t_ms is not None
     console = Console(file=StringIO(), width=80)
     show(console, done)
@@ -136,11 +150,10 @@ def test_the_lending_study_plays_all_rates_of_a_seed_before_the_next(
 ) -> None:
     config = lending_config(parts=("rates",))
     names, done = order(fake, Store(tmp_path), config)
-    # The fake keeps every promise: the first of equals, with the fewest slots, is the best.
-    default, edf = "default-1s-1024t", "edf-1s-1024t"
+    default, edf = picked(done)
     assert names == [
         *(f"pick-slots/{p}-{slots}s-1024t-seed100" for p in ("default", "edf") for slots in (1, 4)),
-        *(f"pick-budget/{p}-1s-512t-seed100" for p in ("default", "edf")),
+        *(f"pick-budget/{'-'.join(arm.split('-')[:2])}-512t-seed100" for arm in (default, edf)),
         *(f"rate-0.5x/{arm}-seed1" for arm in (default, edf, "horizon")),
         *(f"rate-1x/{arm}-seed1" for arm in (default, edf, "horizon")),
         *(f"rate-0.5x/{arm}-seed2" for arm in (edf, "horizon", default)),
@@ -160,9 +173,9 @@ def test_the_lending_study_plays_all_rates_of_a_seed_before_the_next(
         for name in ("rate-0.5x", "rate-1x")
         for promise in ("first response", "both promises")
     ]
-    (tmp_path / "rate-1x/edf-1s-1024t-seed1.jsonl").unlink()
+    (tmp_path / f"rate-1x/{edf}-seed1.jsonl").unlink()
     again, _ = order(Fake(), Store(tmp_path), config)
-    assert again == ["rate-1x/edf-1s-1024t-seed1"]
+    assert again == [f"rate-1x/{edf}-seed1"]
 
 
 def test_the_ablation_changes_one_rule_of_horizon_at_a_time(fake: Fake, tmp_path: Path) -> None:
