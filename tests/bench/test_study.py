@@ -36,7 +36,7 @@ def slots_config(**changes: Any) -> SlotsConfig:
         "best_loads": (1.0,),
         "best_seeds": (1,),
         "best_duration_s": 0.5,
-        "effort": Effort(3, 3, class_limit_s=5.0, ramp_s=0.2, window_s=1.0),
+        "effort": Effort(3, 3, class_limit_s=5.0, ramp_s=0.2, window_s=3.0),
     }
     return SlotsConfig(**{**values, **changes})
 
@@ -49,7 +49,7 @@ def lending_config(**changes: Any) -> LendingConfig:
         "pick_duration_s": 0.5,
         "loads": (0.5, 1.0),
         "duration_s": 0.5,
-        "effort": Effort(3, 3, class_limit_s=5.0, ramp_s=0.2, window_s=1.0),
+        "effort": Effort(3, 3, class_limit_s=5.0, ramp_s=0.2, window_s=3.0),
     }
     return LendingConfig(**{**values, **changes})
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from horizonserve.policy.halo import MOST_ENTER, Decodes, HaloLimits, Iteration
 from horizonserve.policy.lending import Job, Plan
+from horizonserve.policy.streams import Streams
 
 
 class RandomLending:
@@ -40,6 +41,7 @@ class RandomHalo:
         self.random = random.Random(seed)
         self.share = share
         self.limits = limits
+        self.streams = Streams()
 
     def plan(
         self,

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from engine import answer, drain, free_blocks, make_request, step
 from vllm.lora.request import LoRARequest
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
 
 from horizonserve import slo
 from horizonserve.config import BASELINES
+from horizonserve.policy.halo import Decodes
+from horizonserve.policy.lending import Job
 from horizonserve.serving.plain import HorizonAsyncScheduler, HorizonScheduler
 from horizonserve.serving.schedulers import HorizonARAsyncScheduler, HorizonARScheduler
+from horizonserve.serving.steps import job_of
 
 pytestmark = pytest.mark.vllm
 Make = Callable[..., Any]
@@ -155,19 +162,138 @@ def test_who_is_late_whatever_is_done_goes_last(
     assert list(output.num_scheduled_tokens) == [first]
 
 
+def split(scheduler: Any) -> tuple[list[Any], Decodes, list[Job]]:
+    """Who generates, what is known of them, and the prompts, as an iteration sees them."""
+    found: tuple[list[Any], Decodes, list[Job]] = scheduler._split(scheduler._halo)
+    return found
+
+
 def test_tokens_under_way_are_in_the_bank(make: Make, table: None) -> None:
     scheduler = make(HorizonAsyncScheduler, {"scheduler": "halo"}, slots=4)
     scheduler.add_request(make_request("a", output_tokens=9, extra_args={"service": "records"}))
     deadline_s = scheduler.requests["a"].horizonserve_ticket.deadline_s
     under_way = [scheduler.schedule()]
-    generating, decodes, prefills = scheduler._split(0.05)
+    generating, decodes, prefills = split(scheduler)
     assert not prefills and len(generating) == 1
     # The first token is under way: it will be released at the deadline.
     assert decodes.released_s[0] == pytest.approx(deadline_s)
     under_way.append(scheduler.schedule())
-    assert scheduler._split(0.05)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
+    assert split(scheduler)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
     answer(scheduler, under_way[0])
-    assert scheduler._split(0.05)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
+    assert split(scheduler)[1].released_s[0] == pytest.approx(deadline_s + 0.05)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_noted_of_streams_is_what_vllm_and_the_tickets_say(
+    make: Make, table: None, cls: type, seed: int
+) -> None:
+    """Under KV pressure, forced preemptions, aborts and changes of policy."""
+    chance = random.Random(seed)
+    scheduler = make(cls, {"scheduler": "halo"}, slots=12, token_budget=64, blocks=60)
+    under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
+    ahead = 1 + seed % 2 if "Async" in cls.__name__ else 0
+    seen = preempted = 0
+    #: R_g by request, one token after the other.
+    released_s: dict[str, float] = {}
+    for index in range(400):
+        if index < 300 and len(scheduler.requests) < 24:
+            scheduler.add_request(
+                make_request(
+                    f"{chance.choice('ssl')}{index}",
+                    prompt_tokens=chance.randint(1, 150),
+                    output_tokens=chance.randint(1, 40),
+                    extra_args={"service": chance.choice(["triage", "records"])},
+                )
+            )
+        if chance.random() < 0.05:
+            name = chance.choice(list(scheduler.requests))
+            scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        if chance.random() < 0.05 and scheduler.running:
+            # It may come back at once, before its tokens under way.
+            scheduler._preempt_request(scheduler.running.pop(), 0.0)
+        if chance.random() < 0.02:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        if chance.random() < 0.05:
+            name = chance.choice(["default", "halo", "halo", "edf"])
+            scheduler._use(scheduler._settings.changed({"scheduler": name}))
+        if scheduler._halo is not None:
+            seen += agrees(scheduler, released_s)
+        output = scheduler.schedule()
+        preempted += len(output.preempted_req_ids or ())
+        names = list(output.num_scheduled_tokens)
+        sampled = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
+        made = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        under_way.append((output, made))
+        scheduler.now_s[0] += chance.choice([0.01, 0.03, 0.1])
+        while len(under_way) > ahead:
+            note_tokens(scheduler, released_s, *under_way.popleft())
+        if not scheduler.requests:
+            break
+        for request in scheduler.requests.values() if scheduler._halo is None else ():
+            # Every other policy finds it in the ticket.
+            ticket = request.horizonserve_ticket
+            if ticket.path is slo.Path.SHORT and ticket.released_s is not None:
+                assert ticket.released_s == pytest.approx(released_s[request.request_id])
+    assert not scheduler.requests and seen > 200 and preempted > 10
+    scheduler._use(scheduler._settings.changed({"scheduler": "halo"}))
+    assert not split(scheduler)[0]
+
+
+def note_tokens(scheduler: Any, released_s: dict[str, float], output: Any, made: Any) -> None:
+    """Let a step end; R_k = max(G_k, R_(k-1) + TBT)."""
+    had = [
+        (scheduler.requests[n], scheduler.requests[n].num_output_tokens)
+        for n in made.req_ids
+        if n in scheduler.requests
+    ]
+    scheduler.update_from_output(output, made)
+    for request, before in had:
+        for _ in range(request.num_output_tokens - before):
+            ticket, name = request.horizonserve_ticket, request.request_id
+            due_s = ticket.deadline_s
+            if name in released_s:
+                due_s = released_s[name] + ticket.tbt_s
+            released_s[name] = max(scheduler.now_s[0], due_s)
+
+
+def agrees(scheduler: Any, released_s: dict[str, float]) -> int:
+    """How many requests generate; each is asked by itself."""
+    generating, decodes, prefills = split(scheduler)
+    at = {request: index for index, request in enumerate(generating)}
+    prompts = {job.request for job in prefills}
+    assert prompts.isdisjoint(at)
+    for request in scheduler.running:
+        job = job_of(request, scheduler._lengths, scheduler)
+        if job is None:
+            continue  # all that it may generate is under way
+        assert job.decode == (request in at), request
+        if not job.decode:
+            assert request in prompts
+            continue
+        last_s, tbt_s, context_tokens = (column[at[request]] for column in decodes)
+        if job.ticket.path is slo.Path.LONG:
+            assert (last_s, tbt_s) == (-np.inf, 0.05)
+        else:
+            assert tbt_s == job.ticket.tbt_s
+            before_s = job.ticket.deadline_s - tbt_s
+            known_s = released_s.get(request.request_id, before_s)
+            assert last_s == pytest.approx(known_s + job.in_flight * tbt_s)
+        # Tokens of steps before a preemption are computed again.
+        assert abs(context_tokens - job.context_tokens) <= 3
+    return len(at)
+
+
+def test_rows_of_streams_are_used_again(make: Make, table: None) -> None:
+    scheduler = make(HorizonScheduler, {"scheduler": "halo"}, slots=100, token_budget=512)
+    for round_ in range(3):
+        for index in range(100):
+            scheduler.add_request(make_request(f"s{round_}-{index}", output_tokens=8))
+        drain(scheduler)
+        assert (
+            len(scheduler._halo.streams.released_s) == 130
+            and np.isnan(scheduler._halo.streams.released_s).all()
+        )
 
 
 @pytest.mark.parametrize("cls", CLASSES)

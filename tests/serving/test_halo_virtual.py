@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
 import pytest
 
+from horizonserve import instance
 from horizonserve.workload.services import HOSPITAL, make_calls
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -21,6 +23,9 @@ def test_tokens_come_when_the_real_scheduler_class_has_them(
 ) -> None:
     monkeypatch.setenv("HORIZON_SERVICES", str(halo_virtual.TABLE))
     monkeypatch.setattr(halo_virtual, "BLOCKS", 40_000)
+    # The benchmark is a process of its own and puts nothing back.
+    monkeypatch.setattr(instance, "DIRECTORY", instance.DIRECTORY)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.root.manager.disable)
     calls = make_calls(HOSPITAL, 40.0, 3.0, seed=3)
     found = halo_virtual.play(halo_virtual.Stage(policy), calls, until_s=6.0)
     expected = halo_virtual.play_real(policy, calls, until_s=6.0)

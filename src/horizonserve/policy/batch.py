@@ -22,7 +22,7 @@ import numpy as np
 _PRIOR_S: Final = np.array([5e-2, 5e-3, 5e-4, 5e-2, 1e-2])
 #: A coefficient changes by this share of itself in a step.
 _DRIFT: Final = 0.02
-_LEAST: Final = 0.01
+_LEAST_S: Final = 0.01 * _PRIOR_S
 #: Standard deviation of a measured step, as a share of it.
 _NOISE: Final = 0.1
 _OUTLIER: Final = 3.0
@@ -48,12 +48,13 @@ class StepModel:
     def __init__(self) -> None:
         self._w = np.zeros(5)
         self._p = np.diag(_PRIOR_S**2)
+        self._variances = self._p.reshape(-1)[:: len(self._w) + 1]  # a view of its diagonal
         #: Whether what is predicted co-runs with a stage downstream.
         self.co_run = False
         self._read()
 
     def _read(self) -> None:
-        fixed_s, self._decode_s, self._token_s, attention_s, co_run_s = map(float, self._w)
+        fixed_s, self._decode_s, self._token_s, attention_s, co_run_s = self._w.tolist()
         self._fixed_s = fixed_s, fixed_s + co_run_s
         self._attention_s = attention_s / _MILLION
 
@@ -89,7 +90,7 @@ class StepModel:
         attention = load.attention / _MILLION
         x = np.array([1.0, load.decodes, load.prefill_tokens, attention, load.co_run])
         # A coefficient of 0 may grow again.
-        self._p += np.diag((_DRIFT * np.maximum(self._w, _LEAST * _PRIOR_S)) ** 2)
+        self._variances += (_DRIFT * np.maximum(self._w, _LEAST_S)) ** 2
         px = self._p @ x
         predicted_s = float(self._w @ x)
         # A step that was short by chance must not count for more than one that was long.
@@ -97,6 +98,6 @@ class StepModel:
         reach_s = _OUTLIER * variance**0.5
         error_s = max(-reach_s, min(took_s - predicted_s, reach_s))
         self._w += px / variance * error_s
-        self._p -= np.outer(px, px) / variance
+        self._p -= px[:, None] * px / variance
         np.maximum(self._w, 0.0, out=self._w)
         self._read()

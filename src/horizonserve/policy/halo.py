@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from horizonserve.policy.baselines import MARGIN
 from horizonserve.policy.batch import Load, StepModel
 from horizonserve.policy.lending import Job
+from horizonserve.policy.streams import Streams
 from horizonserve.slo import Path
 
 #: Waiting requests that enter in one iteration at most; it has a token for hardly as many.
@@ -100,6 +101,8 @@ class Halo:
     def __init__(self, model: StepModel, limits: HaloLimits) -> None:
         self.model = model
         self.limits = limits
+        #: What ``decodes`` of the next plan are made of.
+        self.streams = Streams()
 
     def plan(
         self,
@@ -113,24 +116,27 @@ class Halo:
         ``waiting``: at most so many that slots and KV blocks last for, earliest deadline first.
         """
         slack_s = decodes.released_s - now_s
-        order = np.argsort(slack_s, kind="stable")
-        slack_s = slack_s[order]
+        order = slack_s.argsort(kind="stable")
+        slack_s, context_tokens = slack_s[order], decodes.context_tokens[order]
+        each = self._cost(context_tokens)
         # What the decodes cost when the first so many of them compute.
-        costs = np.cumsum(self._cost(decodes.context_tokens[order]))
-        enter = self._admitted(decodes, prefills, waiting)
+        costs = each.cumsum()
+        uses = np.minimum(1.0, self.limits.tbt_min_s / decodes.tbt_s[order])
+        idle = not (len(order) or prefills)
+        enter = self._admitted(float(uses @ each), prefills, waiting, idle)
         wanted = sum(job.tokens for job in (*prefills, *enter))
-        limit_s = self._limit_s(decodes, order, wanted, now_s)
+        limit_s = self._limit_s(decodes, context_tokens, wanted, now_s)
 
         room = self._room(limit_s)
         # However long a token takes, one decode computes.
         most = self.limits.most_tokens
-        fit = min(most, max(1, int(np.searchsorted(costs, room, side="right"))))
-        urgent = min(fit, int(np.searchsorted(slack_s, limit_s, side="left")))
-        saving = int(np.searchsorted(slack_s, self.limits.max_bank_s, side="right"))
+        fit = min(most, max(1, int(costs.searchsorted(room, "right"))))
+        urgent = min(fit, int(slack_s.searchsorted(limit_s, "left")))
+        saving = int(slack_s.searchsorted(self.limits.max_bank_s, "right"))
         left = room - (float(costs[urgent - 1]) if urgent else 0.0)
         prompt_tokens = min(wanted, most - urgent, self._tokens(left))
         room -= prompt_tokens * self._prompt_cost
-        others = min(saving, most - prompt_tokens, int(np.searchsorted(costs, room, side="right")))
+        others = min(saving, most - prompt_tokens, int(costs.searchsorted(room, "right")))
         computing = max(urgent, others)
         if not (computing or prompt_tokens):
             computing = min(len(order), fit)
@@ -141,7 +147,7 @@ class Halo:
             enter=enter,
             tokens=max(1, computing + prompt_tokens),
             limit_s=limit_s,
-            context_tokens=float(decodes.context_tokens[order[:computing]].sum()),
+            context_tokens=float(context_tokens[:computing].sum()),
         )
 
     def _by_deadline(self, prefills: Sequence[Job], now_s: float) -> list[Job]:
@@ -155,15 +161,16 @@ class Halo:
 
     def _admitted(
         self,
-        decodes: Decodes,
+        used: float,
         prefills: Sequence[Job],
         waiting: Callable[[int], Sequence[Job]],
+        idle: bool,
     ) -> list[Job]:
-        """The earliest of the waiting for which there is capacity; nobody is passed over."""
-        uses = np.minimum(1.0, self.limits.tbt_min_s / decodes.tbt_s)
-        free = self._room(self._usual_s) - float((uses * self._cost(decodes.context_tokens)).sum())
-        free -= sum(map(self._use, prefills))
-        idle = not (len(uses) or prefills)
+        """The earliest of the waiting for which there is capacity; nobody is passed over.
+
+        ``used``: what the decodes take of it; ``idle``: whether nobody runs.
+        """
+        free = self._room(self._usual_s) - used - sum(map(self._use, prefills))
         if free <= 0 and not idle:
             return []
         some = waiting(MOST_ENTER)
@@ -218,16 +225,16 @@ class Halo:
         return int(max(0.0, room) / self._prompt_cost)
 
     def _limit_s(
-        self, decodes: Decodes, order: NDArray[np.intp], wanted: int, now_s: float
+        self, decodes: Decodes, context_tokens: Floats, wanted: int, now_s: float
     ) -> float:
-        """T: how long the iteration will take at most; ``order``: of the decodes by slack."""
+        """T: how long the iteration will take at most; ``context_tokens``: by slack."""
         if self.limits.batch_tokens is None:
             # When the first token that must not be late is due.
             due_s = float((decodes.released_s + decodes.tbt_s).min(initial=inf)) - now_s
             longest_s = LONGEST * self.limits.tbt_min_s
             return max(self._usual_s, min((1 - MARGIN) * due_s, longest_s))
         room = int(self._room(inf))
-        some = decodes.context_tokens[order[:room]]
+        some = context_tokens[:room]
         load = Load(
             decodes=len(some),
             prefill_tokens=min(wanted, room - len(some)),

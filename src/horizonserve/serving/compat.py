@@ -30,7 +30,6 @@ LENDER: Final[tuple[Name, ...]] = (
     ("vllm.v1.request", "Request.next_decode_eligible_step"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.current_step"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.finished_recving_kv_req_ids"),
-    ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_with_output"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output"),
     ("vllm.v1.core.sched.scheduler", "Scheduler._free_request"),
     ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_as_session"),
@@ -41,6 +40,7 @@ LENDER: Final[tuple[Name, ...]] = (
 )
 
 HALO: Final[tuple[Name, ...]] = (
+    ("vllm.v1.core.sched.scheduler", "Scheduler._preempt_request"),
     ("vllm.v1.request", "Request.is_prefill_chunk"),
     ("vllm.v1.request", "Request.num_output_placeholders"),
     ("vllm.v1.request", "Request.num_computed_tokens"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -34,6 +34,18 @@ from horizonserve.slo import Path, RequestClass
 _NOTHING = Plan([], [], [], 0, 0.0, 0)
 
 
+class Ending(NamedTuple):
+    """A step whose output of the model has come."""
+
+    #: Whose it is, in the order of the output; None: has left meanwhile.
+    present: list[Any]
+    #: Those that are noted one by one, and how many tokens each has had so far.
+    had: list[tuple[Any, int]]
+
+
+_NOBODY = Ending([], [])
+
+
 class Lender(QueueView):
     """``QueueView`` that runs each step by the plan of policy/lending.py.
 
@@ -56,8 +68,8 @@ class Lender(QueueView):
     #: Whether the last step advanced anybody.
     _moves_on = True
     _step_log: StepLog | None = None
-    #: Is told of tokens: whose, how many, whether the first are among them, and when.
-    _on_tokens: Callable[[Ticket, int, bool, float], None] | None = None
+    #: Is told of tokens: whose, how many, and when.
+    _on_tokens: Callable[[Any, int, float], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._model = StepModel()
@@ -186,21 +198,35 @@ class Lender(QueueView):
                 request.next_decode_eligible_step = until
         self._lent += len(requests)
 
-    def _update_request_with_output(
-        self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
-    ) -> tuple[list[int], bool]:
-        tokens, stopped = super()._update_request_with_output(
-            request, new_token_ids, *args, **kwargs
-        )
-        if (ticket := _ticket(request)) is not None:
-            now_s = self._clock()
-            if tokens and ticket.path is Path.SHORT and ticket.released_s is None:
+    def step_ends(self, made: Any) -> Ending:
+        """Of the requests whose output of the model has come, before vLLM takes it."""
+        if self._admission is None:
+            return _NOBODY
+        present = list(map(self.requests.get, made.req_ids))
+        return Ending(present, self._had(present))
+
+    def _had(self, present: Sequence[Any]) -> list[tuple[Any, int]]:
+        return [(request, request.num_output_tokens) for request in present if request is not None]
+
+    def step_ended(self, output: Any, made: Any, ending: Ending) -> None:
+        """Note what vLLM has taken of a step, and the time it took."""
+        if self._admission is not None:
+            self._note_tokens(made, ending)
+            self._step_clock.ended(output, idle=not self.has_unfinished_requests())
+            self._answers.poll()
+
+    def _note_tokens(self, _made: Any, ending: Ending) -> None:
+        now_s = self._clock()
+        for request, before in ending.had:
+            tokens = request.num_output_tokens - before
+            # A session that goes on has none any more.
+            if tokens <= 0 or (ticket := _ticket(request)) is None:
+                continue
+            if ticket.path is Path.SHORT and ticket.released_s is None:
                 self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
-            ticket.token(now_s, len(tokens))
-            if tokens and self._on_tokens is not None:
-                first = bool(request.num_output_tokens == len(tokens))
-                self._on_tokens(ticket, len(tokens), first, now_s)
-        return tokens, stopped
+            ticket.token(now_s, tokens)
+            if self._on_tokens is not None:
+                self._on_tokens(request, tokens, now_s)
 
     def _first_response(self, of: Awaited, at_s: float) -> None:
         """Learn from a request whose first response left then."""
@@ -220,12 +246,6 @@ class Lender(QueueView):
         if self._step_log is not None:
             self._step_log.close()
         super().shutdown()
-
-    def step_ended(self, output: Any) -> None:
-        """Take the time of a step whose output has come."""
-        if self._admission is not None:
-            self._step_clock.ended(output, idle=not self.has_unfinished_requests())
-            self._answers.poll()
 
     def request_ended(self, request: Any) -> None:
         """Note how long a request got."""
@@ -257,10 +277,11 @@ def arrival_s(request: Any) -> float:
 class Events(Scheduler):
     """Tells the lender what happens; first of all bases, since OmniAR's methods need not ask on."""
 
-    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """vLLM's; a step has ended."""
-        result = super().update_from_output(scheduler_output, *args, **kwargs)
-        self.step_ended(scheduler_output)
+        ending = self.step_ends(model_runner_output)
+        result = super().update_from_output(scheduler_output, model_runner_output)
+        self.step_ended(scheduler_output, model_runner_output, ending)
         return result
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
