@@ -47,13 +47,15 @@ class RandomHalo:
         self,
         decodes: Decodes,
         prefills: Sequence[Job],
-        waiting: Callable[[int], Sequence[Job]],
+        waiting: Callable[[int], Sequence[Job]] | None,
         now_s: float,
     ) -> Iteration:
         order = list(range(len(decodes.tbt_s)))
         self.random.shuffle(order)
         computing = sum(self.random.random() >= self.share for _ in order)
-        enter = [job for job in waiting(MOST_ENTER) if self.random.random() < 0.5]
+        enter = [
+            job for job in (waiting(MOST_ENTER) if waiting else []) if self.random.random() < 0.5
+        ]
         begun = self.random.sample(list(prefills), len(prefills))
         tokens = computing + sum(self.random.randint(1, job.tokens) for job in [*begun, *enter])
         return Iteration(

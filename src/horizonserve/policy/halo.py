@@ -108,12 +108,13 @@ class Halo:
         self,
         decodes: Decodes,
         prefills: Sequence[Job],
-        waiting: Callable[[int], Sequence[Job]],
+        waiting: Callable[[int], Sequence[Job]] | None,
         now_s: float,
     ) -> Iteration:
         """The plan of an iteration that starts now.
 
-        ``waiting``: at most so many that slots and KV blocks last for, earliest deadline first.
+        ``waiting``: at most so many that slots and KV blocks last for, earliest deadline first;
+        None where nobody waits.
         """
         slack_s = decodes.released_s - now_s
         order = slack_s.argsort(kind="stable")
@@ -121,9 +122,11 @@ class Halo:
         each = self._cost(context_tokens)
         # What the decodes cost when the first so many of them compute.
         costs = each.cumsum()
-        uses = np.minimum(1.0, self.limits.tbt_min_s / decodes.tbt_s[order])
-        idle = not (len(order) or prefills)
-        enter = self._admitted(float(uses @ each), prefills, waiting, idle)
+        enter: list[Job] = []
+        if waiting is not None:
+            uses = np.minimum(1.0, self.limits.tbt_min_s / decodes.tbt_s[order])
+            idle = not (len(order) or prefills)
+            enter = self._admitted(float(uses @ each), prefills, waiting, idle)
         wanted = sum(job.tokens for job in (*prefills, *enter))
         limit_s = self._limit_s(decodes, context_tokens, wanted, now_s)
 

@@ -191,12 +191,12 @@ class HaloLender(Lender):
         shown: list[Any] = []
 
         def waiting(most: int) -> list[Job]:
-            if free > 0 and (self.waiting or self.skipped_waiting):
-                shown.extend(self._candidates(min(free, most)))
+            shown.extend(self._candidates(min(free, most)))
             return self._jobs(shown)
 
         generating, decodes, prefills = self._split(halo)
-        plan = halo.plan(decodes, prefills, waiting, start_s)
+        some_wait = free > 0 and (self.waiting or self.skipped_waiting)
+        plan = halo.plan(decodes, prefills, waiting if some_wait else None, start_s)
         self._spare -= sum(end_blocks(job.request, self._lengths, self) for job in plan.enter)
         requests = plan.computing + len(plan.prefills) + len(plan.enter)
         planned = self._moves_on and self._blocks_last(plan.tokens, requests)
@@ -245,13 +245,12 @@ class HaloLender(Lender):
         released_s, tbt_s = streams.released_s[rows], streams.tbt_s[rows]
         context_tokens = streams.context_tokens[rows]
         generates = ~np.isnan(released_s)
-        eligible = np.ones(len(running), bool)
+        others = np.flatnonzero(~generates)
         if self.use_pp:
             until = _column([request.next_decode_eligible_step for request in running])
-            eligible = until <= self.current_step + 1
-            generates &= eligible
+            generates &= until <= self.current_step + 1
         prefills = []
-        for index in np.flatnonzero(eligible & ~generates).tolist():
+        for index in others.tolist():
             job = job_of(running[index], self._lengths, self)
             if job is None:
                 continue
