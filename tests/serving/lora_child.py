@@ -9,39 +9,20 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "spatial" / "fakes"))
+from fake_torch import Streams, current  # noqa: E402
 from vllm.config import CUDAGraphMode
 
 from horizonserve import facts
 from horizonserve.profile import Platform
 from horizonserve.serving import lora_overlap
 from horizonserve.spatial import torch_streams
-
-current = [0]
-
-
-class Streams:
-    """In torch's place, which would want a real GPU."""
-
-    def __init__(self, device_index: int) -> None: ...
-
-    def wrap(self, pointer: int) -> int:
-        return pointer
-
-    def current(self) -> int:
-        return current[0]
-
-    @contextmanager
-    def on(self, stream: int) -> Iterator[None]:
-        surrounding, current[0] = current[0], stream
-        yield
-        current[0] = surrounding
-
 
 torch_streams.TorchStreams = Streams  # type: ignore[assignment, misc]
 facts.platform = lambda: Platform(device="fake device", units=132)
