@@ -61,6 +61,25 @@ def test_a_session_that_goes_on_enters_while_others_decode(make: Make, lending: 
     assert any("s-session" in step(scheduler) for _ in range(100))
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_stream_of_a_session_that_goes_on_begins_anew(make: Make, waits: bool) -> None:
+    """Under HALO; its next input comes while it still generates, or later."""
+    scheduler = make(HorizonScheduler, {"scheduler": "halo"}, slots=4)
+    session = make_request("session", output_tokens=6, resumable=True)
+    scheduler.add_request(session)
+    for _ in range(8 if waits else 4):
+        step(scheduler)
+    assert session.horizonserve_row and session.num_output_tokens == (6 if waits else 4)
+    assert (session.status is RequestStatus.WAITING_FOR_STREAMING_REQ) == waits
+    scheduler.now_s[0] += 5.0 * waits
+    scheduler.add_request(make_request("session", output_tokens=6, resumable=True))
+    while session.num_output_tokens != 1:
+        step(scheduler)
+    ticket, released_s = session.horizonserve_ticket, scheduler._halo.streams.released_s
+    assert ticket.deadline_s > scheduler.now_s[0]
+    assert released_s[session.horizonserve_row] == ticket.deadline_s
+
+
 class SecondSitsOut:
     """A valid plan: while two run, the second sits out."""
 
