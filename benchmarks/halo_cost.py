@@ -29,7 +29,7 @@ from rich.table import Table
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "serving"))
 
-from engine import make_request, make_scheduler, stop_clock  # noqa: E402
+from engine import make_request, make_scheduler, model_output, stop_clock  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
@@ -96,10 +96,7 @@ class Engine:
         """One iteration."""
         scheduler = self.scheduler
         output, plan_s, own_s = self._timed(scheduler.schedule)
-        names = list(output.num_scheduled_tokens)
-        sampled = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
-        made = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
-        self._under_way.append((output, made))
+        self._under_way.append((output, model_output(scheduler, output)))
         scheduler.now_s[0] += ITERATION_S
         if len(self._under_way) <= self._ahead:
             return Iteration(plan_s, 0.0, own_s)

@@ -135,6 +135,13 @@ def make_request(
     )
 
 
+def model_output(scheduler: Any, output: Any) -> ModelRunnerOutput:
+    """Of a step that was just scheduled: a token of every request whose prompt ends with it."""
+    names = list(output.num_scheduled_tokens)
+    sampled = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
+    return ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+
+
 def answer(scheduler: Any, output: Any) -> list[str]:
     """Give every request whose prompt is computed one token; returns those that finished."""
     names = list(output.num_scheduled_tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from engine import answer, drain, free_blocks, make_request, step
+from engine import answer, drain, free_blocks, make_request, model_output, step
 from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
@@ -221,10 +221,7 @@ def test_what_is_noted_of_streams_is_what_vllm_and_the_tickets_say(
             seen += agrees(scheduler, released_s)
         output = scheduler.schedule()
         preempted += len(output.preempted_req_ids or ())
-        names = list(output.num_scheduled_tokens)
-        sampled = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
-        made = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
-        under_way.append((output, made))
+        under_way.append((output, model_output(scheduler, output)))
         scheduler.now_s[0] += chance.choice([0.01, 0.03, 0.1])
         while len(under_way) > ahead:
             note_tokens(scheduler, released_s, *under_way.popleft())

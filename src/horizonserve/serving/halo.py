@@ -59,7 +59,6 @@ class HaloLender(Lender):
             # What it has counted stays as long as it is in use.
             self._baseline = order_of(name)
         self._baseline_name = name
-        self._on_tokens = self._counted if self._baseline else None
         if self._halo is not None:
             for request in self.requests.values():
                 self._stops(request)
@@ -74,9 +73,8 @@ class HaloLender(Lender):
             )
             self._lost_last = LostLast() if limits.lost_last else None
             self._halo = Halo(self._model, limits)
-            self._on_tokens = self._generates
             for request in self.running:
-                self._generates(request)
+                self._streams(request, self._halo)
             self._look_at_step = 0
 
     def add_request(self, request: Any) -> None:
@@ -95,11 +93,6 @@ class HaloLender(Lender):
             self._lost_last.entered(ticket, self._first_token_s(self._halo))
         if self._baseline is not None:
             self._baseline.started(ticket)
-
-    def _counted(self, request: Any, tokens: int, now_s: float) -> None:
-        assert self._baseline is not None
-        first = bool(request.num_output_tokens == tokens)
-        self._baseline.generated(request.horizonserve_ticket, tokens, first, now_s)
 
     def _had(self, present: Sequence[Any]) -> list[tuple[Any, int]]:
         """``Lender``'s, of those without a row."""
@@ -120,14 +113,21 @@ class HaloLender(Lender):
             self._halo.streams.generated(rows[came], tokens[came], self._clock())
         super()._note_tokens(made, ending)
 
-    def _generates(self, request: Any, _tokens: int = 0, _now_s: float = 0.0) -> None:
+    def _generated(self, request: Any, ticket: Ticket, tokens: int, now_s: float) -> None:
+        super()._generated(request, ticket, tokens, now_s)
+        if self._halo is not None:
+            self._streams(request, self._halo)
+        if self._baseline is not None:
+            first = bool(request.num_output_tokens == tokens)
+            self._baseline.generated(ticket, tokens, first, now_s)
+
+    def _streams(self, request: Any, halo: Halo) -> None:
         """Give it a row, if it generates."""
-        assert self._halo is not None
         ticket = request.horizonserve_ticket
         # One that was preempted may still get a token of a step before; it is a prompt again.
         runs = request.status is RequestStatus.RUNNING and not request.is_prefill_chunk
         if runs and ticket.released_s is not None:
-            request.horizonserve_row = self._halo.streams.enter(
+            request.horizonserve_row = halo.streams.enter(
                 ticket.released_s, ticket.tbt_s, request.num_computed_tokens
             )
 

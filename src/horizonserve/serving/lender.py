@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -68,8 +68,6 @@ class Lender(QueueView):
     #: Whether the last step advanced anybody.
     _moves_on = True
     _step_log: StepLog | None = None
-    #: Is told of tokens: whose, how many, and when.
-    _on_tokens: Callable[[Any, int, float], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._model = StepModel()
@@ -220,13 +218,14 @@ class Lender(QueueView):
         for request, before in ending.had:
             tokens = request.num_output_tokens - before
             # A session that goes on has none any more.
-            if tokens <= 0 or (ticket := _ticket(request)) is None:
-                continue
-            if ticket.path is Path.SHORT and ticket.released_s is None:
-                self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
-            ticket.token(now_s, tokens)
-            if self._on_tokens is not None:
-                self._on_tokens(request, tokens, now_s)
+            if tokens > 0 and (ticket := _ticket(request)) is not None:
+                self._generated(request, ticket, tokens, now_s)
+
+    def _generated(self, request: Any, ticket: Ticket, tokens: int, now_s: float) -> None:
+        """Note so many tokens of one request."""
+        if ticket.path is Path.SHORT and ticket.released_s is None:
+            self._first_response(Awaited(ticket, request.num_prompt_tokens), now_s)
+        ticket.token(now_s, tokens)
 
     def _first_response(self, of: Awaited, at_s: float) -> None:
         """Learn from a request whose first response left then."""
